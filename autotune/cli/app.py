@@ -89,7 +89,9 @@ def reproduce(
 @app.command()
 def guard(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
-    against: Annotated[Path, typer.Option(metavar="HISTORY", help="A file of its earlier runs; it need not exist yet.")],
+    against: Annotated[
+        Path, typer.Option(metavar="HISTORY", help="A file of its earlier runs, or a folder in which the script runs in turn.")
+    ],
     record: Annotated[bool, typer.Option("--record", help="Add this run to HISTORY.")] = False,
     trials: Annotated[int, typer.Option(min=2, metavar="N", help="Trials of this run.")] = 5,
     tolerance: Annotated[float, typer.Option(min=0.0, metavar="SHARE", help="Slowdown that is no regression.")] = 0.01,
@@ -98,8 +100,8 @@ def guard(
     ray_address: options.RayAddress = None,
     json: Json = False,
 ) -> Status:
-    """Run a best configuration again and compare it with its earlier runs: whether a step became slower, by how much, and in
-    which part (compute, communication, data or host); exit status 1 if it did."""
+    """Run a best configuration again and compare it with its earlier runs, or in turn with another checkout: whether a step
+    became slower, by how much, and in which part (compute, communication, data or host); exit status 1 if it did."""
     from autotune.cli.guard import GuardOptions, guard_command
 
     asked = GuardOptions(

@@ -1,4 +1,4 @@
-"""`autotune guard`: run a recipe again, and compare it with its earlier runs."""
+"""`autotune guard`: run a recipe again, and compare it with its earlier runs or with another folder's."""
 
 import dataclasses
 import time
@@ -12,13 +12,15 @@ from autotune.errors import RequestError
 from autotune.frameworks.best_config import read_best_config, request_of, require_measured
 from autotune.outcome.best_config import git_commit
 from autotune.outcome.job_snapshot import repeat_of
-from autotune.outcome.regression import add_run, compare, document, junit, read_history, run_of
+from autotune.outcome.regression import add_run, compare, compare_in_turn, document, junit, read_history, run_of
 from autotune.output import require_writable, write_whole
 from autotune.ray_cluster import run_by
 from autotune.session.resolve import prepare
 from autotune.session.trial_requests import make_runner
 from autotune.text.console import Console
+from search_spaces.models.command import CommandModel
 from search_spaces.plain import to_plain
+from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig, stable_hash
 
 PROFILED_STEPS = 3
@@ -44,37 +46,66 @@ def guard_command(options: GuardOptions) -> Status:
     """Run it, compare, and record it if requested. Status 1: a step became slower, or was not measured."""
     best = read_best_config(options.path)
     require_measured(best, str(options.path))
-    history = read_history(options.against)
+    is_in_turn = options.against.is_dir()
+    history = [] if is_in_turn else read_history(options.against)
+    if is_in_turn and options.record:
+        raise RequestError("record", f"{options.against} is a folder, which has no history", "leave --record out")
     for name, path in (("against", options.against if options.record else None), ("junit", options.junit)):
         if path is not None:
             require_writable(path, name)
     session = prepare(run_by(request_of(best), options.runner, options.ray_address))
     config, progress, began = TrialConfig().replace(best["best"]["config"]), Console(stderr=True), time.monotonic()
-    results = []
+    models = [session.model, model_in(session.model, options.against)] if is_in_turn else [session.model]
+    results: tuple[list[TrialResult], ...] = ([], [])
     with make_runner(session) as runner:
         for number in range(options.trials):
-            with progress.status(f"running {options.path}: trial {number + 1} of {options.trials}"):
-                request = repeat_request(session, config, best, f"guard-{number}")
-                results.append(runner.run(dataclasses.replace(request, profiled_steps=PROFILED_STEPS)))
-            if repeat_of(results[-1]) is None:
-                problem = f"trial {number + 1} ended {results[-1].outcome.value}: {results[-1].message}"
-                raise RequestError("recipe", problem, "repair what fails first; nothing was compared or recorded")
-    now = run_of(
-        results,
+            request = repeat_request(session, config, best, f"guard-{number}")
+            # Each is as often first as second.
+            for which in (*range(len(models)),)[:: -1 if number % 2 else 1]:
+                with progress.status(f"running {options.path}: trial {number + 1} of {options.trials}"):
+                    ours = dataclasses.replace(
+                        request, attempt=f"{request.attempt}-{which}", model=models[which], profiled_steps=PROFILED_STEPS
+                    )
+                    result = runner.run(ours)
+                results[which].append(result)
+                if repeat_of(result) is None:
+                    where = f" in {options.against}" * which
+                    problem = f"trial {number + 1}{where} ended {result.outcome.value}: {result.message}"
+                    raise RequestError("recipe", problem, "repair what fails first; nothing was compared or recorded")
+    now, other = (run_of(
+        measured,
         recipe=stable_hash([
             config.values(), to_plain(session.model), to_plain(session.request.workload), session.request.engine,
         ]),
         commit=git_commit(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
-    comparison = compare(now, history, options.tolerance)
+    ) if measured else None for measured in results)  # fmt: skip
+    assert now is not None
+    if other is None:
+        comparison = compare(now, history, options.tolerance)
+    else:
+        comparison = compare_in_turn(now, other, str(options.against), options.tolerance)
     if options.record:
         add_run(options.against, now)
     if options.junit is not None:
         write_whole(options.junit, junit(str(options.path), comparison, time.monotonic() - began))
     if options.json:
-        write_document(document(comparison, now))
+        write_document(document(comparison, now, other))
     else:
         for line in comparison.lines():
             Console().print(line, soft_wrap=True)
     return Status.FAILURE if comparison.is_regression else Status.OK
+
+
+def model_in(model: object, folder: Path) -> CommandModel:
+    """The script as it is in another folder.
+
+    Raises:
+        RequestError: it is no script, or a word of its command names a path of the recipe's own folder.
+    """
+    if not isinstance(model, CommandModel):
+        raise RequestError("against", f"{folder} is a folder, and the recipe is no script", "name a file with its earlier runs")
+    if fixed := next((word for word in model.arguments if model.folder and model.folder in word), None):
+        problem = f"{fixed} is in the recipe's own folder, so both would run the same"
+        raise RequestError("against", problem, f"sweep in {model.folder} with paths relative to it")
+    return dataclasses.replace(model, folder=str(folder.resolve()))

@@ -1,5 +1,7 @@
-"""Compares a run of a recipe with its earlier runs: whether a step became slower, by how much, and in which part."""
+"""Compares a run of a recipe with its earlier runs, or with one in another folder that ran in turn with it: whether a step
+became slower, by how much, and in which part."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -50,12 +52,14 @@ class RecipeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """A run against its earlier runs."""
+    """A run against others."""
 
     runs: int
-    """Earlier runs that it is compared with."""
+    """Earlier runs that it is compared with, or pairs of trials."""
+    folder: str = ""
+    """The folder whose trials ran in turn with these; empty: it is compared with earlier runs."""
     slowdown: Interval | None = None
-    """Seconds of a step relative to the earlier runs, less 1, with its 99 % interval. None: too few earlier runs."""
+    """Seconds of a step relative to the others, less 1, with its 99 % interval. None: too few earlier runs."""
     of_calm_steps: bool = False
     """Whether it is that of the faster half of the steps, and not that of their mean: the one that is more certain."""
     detectable: float | None = None
@@ -86,7 +90,8 @@ class RunComparison:
         verdict = "REGRESSION" if self.is_regression else "no regression"
         change = "slower" if self.slowdown.mean >= 0 else "faster"
         steps = "the faster half of its steps" if self.of_calm_steps else "a step"
-        text = f"{verdict}: {steps} is {abs(self.slowdown.mean):.1%} {change} than in {self.runs} earlier runs"
+        others = f"{self.folder} ({self.runs} pairs of trials in turn)" if self.folder else f"{self.runs} earlier runs"
+        text = f"{verdict}: {steps} is {abs(self.slowdown.mean):.1%} {change} than in {others}"
         lines = [f"{text} [{self.slowdown.low:+.1%}, {self.slowdown.high:+.1%}]"]
         if not self.is_regression and self.slowdown.low > 0.0:
             return [*lines, f"it is within the tolerance of {self.tolerance:.1%} (--tolerance)"]
@@ -130,53 +135,82 @@ def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> R
     earlier = [run for run in history if (run.recipe, run.machine) == (now.recipe, now.machine)]
     if len(earlier) < FEWEST_RUNS:
         return RunComparison(runs=len(earlier), tolerance=tolerance)
-    measures = {calm: _change(now, earlier, calm) for calm in (False, True)}
-    calm = max(measures, key=lambda name: measures[name][0] / measures[name][1])
-    change, error = measures[calm]
-    half = t_quantile(CONFIDENCE, len(earlier) - 1) * error
-    added, probabilities = _parts(now, earlier, change)
+    changes = []
+    for calm in (False, True):
+        logarithms = [fmean(map(math.log, run.calm_seconds if calm else run.seconds)) for run in (now, *earlier)]
+        changes.append(_difference(logarithms[0], logarithms[1:]))
+    runs = [run.mean_parts() for run in earlier if run.parts]
+    is_known = bool(now.parts) and len(runs) >= FEWEST_RUNS
+    parts = {part: _difference(seconds, [run[part] for run in runs]) for part, seconds in now.mean_parts().items() if is_known}
     before = earlier[-1]
     facts = {name: (before.versions.get(name, ""), version) for name, version in now.versions.items()}
     facts["commit"] = (before.commit or "", now.commit or "")
-    return RunComparison(
-        runs=len(earlier), tolerance=tolerance, of_calm_steps=calm,
+    changed = {name: values for name, values in facts.items() if values[0] != values[1]}
+    usual = fmean(fmean(run.seconds) for run in earlier)
+    return _judged(changes, parts, usual, RunComparison(runs=len(earlier), tolerance=tolerance, changed=changed))
+
+
+def compare_in_turn(now: RecipeRun, other: RecipeRun, folder: str, tolerance: float) -> RunComparison:
+    """Compare trials with those of another folder, each with the one that ran beside it: a change of the machine's speed in
+    between is in both. The mean of the differences has Student's distribution.
+    """
+    changes = [
+        _mean([math.log(mine / theirs) for mine, theirs in zip(seconds, others, strict=True)])
+        for seconds, others in ((now.seconds, other.seconds), (now.calm_seconds, other.calm_seconds))
+    ]
+    pairs = [*zip(now.parts, other.parts, strict=True)] if now.parts and other.parts else []
+    parts = {part: _mean([mine[part] - theirs[part] for mine, theirs in pairs]) for part in PARTS if pairs}
+    about = RunComparison(runs=len(now.seconds), folder=folder, tolerance=tolerance)
+    return _judged(changes, parts, fmean(other.seconds), about)
+
+
+Difference = tuple[float, float]
+"""A difference to others, and its standard error."""
+
+
+def _judged(
+    changes: Sequence[Difference], parts: Mapping[str, Difference], usual: float, about: RunComparison
+) -> RunComparison:
+    """The verdict.
+
+    Args:
+        changes: of the logarithm of a step's seconds, and of that of its calm steps.
+        parts: of the seconds of each part; empty: not known.
+        usual: seconds of a step of the others.
+        about: what it is compared with.
+    """
+    calm = max((False, True), key=lambda name: changes[name][0] / changes[name][1])
+    change, error = changes[calm]
+    half = t_quantile(CONFIDENCE, about.runs - 1) * error
+    return dataclasses.replace(
+        about, of_calm_steps=calm,
         slowdown=Interval(mean=math.expm1(change), low=math.expm1(change - half), high=math.expm1(change + half)),
-        detectable=math.expm1(half + t_quantile(POWER, len(earlier) - 1) * min(error for _, error in measures.values())),
-        part_seconds=added, part_probabilities=probabilities,
-        changed={name: values for name, values in facts.items() if values[0] != values[1]},
+        detectable=math.expm1(half + t_quantile(POWER, about.runs - 1) * min(error for _, error in changes)),
+        part_seconds={part: difference for part, (difference, _) in parts.items()},
+        part_probabilities=_probabilities(parts, usual * math.expm1(change)) if parts else {},
     )  # fmt: skip
 
 
-def _change(now: RecipeRun, earlier: Sequence[RecipeRun], calm: bool) -> tuple[float, float]:
-    """The difference of the mean logarithm of a step's seconds to that of earlier runs, and its standard error."""
-    of_run = [fmean(map(math.log, run.calm_seconds if calm else run.seconds)) for run in (now, *earlier)]
-    return _difference(of_run[0], of_run[1:])
-
-
-def _difference(now: float, earlier: Sequence[float]) -> tuple[float, float]:
-    """The difference to the mean of earlier runs, and its standard error."""
+def _difference(now: float, earlier: Sequence[float]) -> Difference:
+    """To the mean of earlier runs, of one more of them."""
     # Equal figures are known to the clock's resolution.
     return now - fmean(earlier), max(math.sqrt(variance(earlier) * (1.0 + 1.0 / len(earlier))), 1e-9)
 
 
-def _parts(now: RecipeRun, earlier: Sequence[RecipeRun], change: float) -> tuple[dict[str, float], dict[str, float]]:
-    """By how many seconds each part became slower, and the probability that it is the one in which the whole change lies.
+def _mean(differences: Sequence[float]) -> Difference:
+    return fmean(differences), max(math.sqrt(variance(differences) / len(differences)), 1e-9)
 
-    If all of the change D is in part p, then its difference is distributed about D, and those of the others about 0. The errors
-    are those of the earlier runs' parts. A priori, the parts are equally likely.
+
+def _probabilities(parts: Mapping[str, Difference], whole: float) -> dict[str, float]:
+    """The probability of each part that the whole change lies in it, if it lies in one.
+
+    If all of the change D is in part p, then its difference is distributed about D, and those of the others about 0. A priori,
+    the parts are equally likely.
     """
-    runs = [run.mean_parts() for run in earlier if run.parts]
-    if not now.parts or len(runs) < FEWEST_RUNS:
-        return {}, {}
-    whole = fmean(fmean(run.seconds) for run in earlier) * math.expm1(change)
-    added, weights = {}, {}
-    for part, seconds in now.mean_parts().items():
-        difference, error = _difference(seconds, [run[part] for run in runs])
-        added[part] = difference
-        weights[part] = (2 * difference * whole - whole**2) / (2 * error**2)
+    weights = {part: (2 * added * whole - whole**2) / (2 * error**2) for part, (added, error) in parts.items()}
     largest = max(weights.values())
     likelihoods = {part: math.exp(weight - largest) for part, weight in weights.items()}
-    return added, {part: value / sum(likelihoods.values()) for part, value in likelihoods.items()}
+    return {part: value / sum(likelihoods.values()) for part, value in likelihoods.items()}
 
 
 def read_history(path: Path) -> list[RecipeRun]:
@@ -220,7 +254,8 @@ def junit(name: str, comparison: RunComparison, seconds: float) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def document(comparison: RunComparison, now: RecipeRun) -> Mapping[str, Any]:
-    """The result as JSON."""
+def document(comparison: RunComparison, now: RecipeRun, other: RecipeRun | None) -> Mapping[str, Any]:
+    """The result as JSON; `other`: the run in another folder."""
     plain: dict[str, Any] = to_plain(comparison)
-    return {"regression": comparison.is_regression, "part": comparison.part, **plain, "now": to_plain(now)}
+    runs = {"now": to_plain(now), "other": to_plain(other)}
+    return {"regression": comparison.is_regression, "part": comparison.part, **plain, **runs}

@@ -1,17 +1,20 @@
 """`autotune guard` against planted slowdowns: live runs of a script, and replays of those that were recorded.
 
-python -m benchmarks.trials.guard [--live 5] [--trials 5] [--replays 400] [--markdown docs/results/guard.md]
+python -m benchmarks.trials.guard [--live 5] [--pairs 5] [--trials 5] [--replays 400] [--markdown docs/results/guard.md]
 
 `--live N` records 16 runs of a script on two CPU ranks, then N runs with a slowdown of 5 % in each of its parts, and N without
-one, interleaved, in benchmarks/data/guard-runs.jsonl. Without it, the recorded runs are judged.
+one, interleaved, in benchmarks/data/guard-runs.jsonl. `--pairs N` records as many runs beside an unchanged copy of the script
+in another folder, trial by trial in turn, in benchmarks/data/guard-pairs.jsonl. Without them, the recorded runs are judged.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,13 +22,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from autotune.outcome.regression import RecipeRun, RunComparison, compare
+from autotune.outcome.regression import RecipeRun, RunComparison, compare, compare_in_turn
 from benchmarks.common.written_page import give, page_parser, table
 from executor.measurement.timeline import PARTS
 from search_spaces.plain import from_plain
 
 SCRIPT = Path(__file__).with_name("guarded_script.py")
 RUNS = Path(__file__).parents[1] / "data" / "guard-runs.jsonl"
+PAIRS = RUNS.with_name("guard-pairs.jsonl")
+PAIRS_EACH = 8
+"""Pairs of trials of a run."""
 CLEAN_RUNS = 16
 HISTORY = 12
 """Earlier runs of each replay."""
@@ -92,6 +98,68 @@ def record(folder: Path, repeats: int, trials: int) -> None:
         RUNS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def record_in_turn(folder: Path, repeats: int) -> None:
+    """Run the script beside its copy, as the module's docstring says, and write both runs."""
+    plan = random.Random(1).sample(repeats * ["", *PARTS], repeats * (1 + len(PARTS)))
+    for name in ("ours", "theirs"):
+        (folder / name).mkdir()
+        shutil.copy(SCRIPT, folder / name / "train.py")
+        (folder / name / "slow.json").write_text('{"part": "", "seconds": 0}', encoding="utf-8")
+    os.chdir(folder / "ours")
+    autotune(
+        folder, "sweep", "--ranks", "2", "--runner", "local", "--global-batch-size", "128", "--sequence-length", "512",
+        "--pin", "micro_batch_size=32", "--trials", "1", "--", sys.executable, "train.py", "--slowdown", "slow.json",
+        "--micro-batch", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}",
+    )  # fmt: skip
+    measured = json.loads(Path("best-config.json").read_text(encoding="utf-8"))["best"]["measured"]
+    seconds = SLOWDOWN * 128 / measured["samples_per_second"]["mean"]
+    lines: list[str] = []
+    for number, part in enumerate(plan):
+        Path("slow.json").write_text(json.dumps({"part": part, "seconds": seconds}), encoding="utf-8")
+        words = (
+            "guard",
+            "best-config.json",
+            "--against",
+            "../theirs",
+            "--trials",
+            str(PAIRS_EACH),
+            "--runner",
+            "local",
+            "--json",
+        )
+        answer = json.loads(autotune(folder, *words))
+        lines.append(json.dumps({"planted": part, "now": answer["now"], "other": answer["other"]}))
+        print(f"run {number + 1} of {len(plan)}: {part or 'nothing planted'}", file=sys.stderr, flush=True)
+        PAIRS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def pairs_rows(replays: int, draws: random.Random) -> list[list[str]]:
+    """The rows of runs in turn: live, and replays of pairs in which nothing was planted."""
+    if not PAIRS.exists():
+        return []
+    rows = [json.loads(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
+    runs = [(row["planted"], from_plain(RecipeRun, row["now"]), from_plain(RecipeRun, row["other"])) for row in rows]
+    live = [Judged(part, compare_in_turn(now, other, "theirs", 0.01)) for part, now, other in runs]
+    clean = [(now, other, index) for part, now, other in runs if not part for index in range(len(now.seconds))]
+    judged = []
+    for _ in range(replays):
+        drawn = draws.sample(clean, PAIRS_EACH)
+        now, other = (joined([(pair[side], pair[2]) for pair in drawn]) for side in (0, 1))
+        part = draws.choice(PARTS) if draws.random() < 0.5 else ""
+        judged.append(Judged(part, compare_in_turn(slowed(now, part) if part else now, other, "theirs", 0.01)))
+    return [row_of("live, in turn", live), row_of(f"{len(judged)} replays, in turn", judged)]
+
+
+def joined(trials: Sequence[tuple[RecipeRun, int]]) -> RecipeRun:
+    """A run of these trials, each with its number in its run."""
+    return dataclasses.replace(
+        trials[0][0],
+        seconds=tuple(run.seconds[index] for run, index in trials),
+        calm_seconds=tuple(run.calm_seconds[index] for run, index in trials),
+        parts=tuple(run.parts[index] for run, index in trials),
+    )
+
+
 def recorded() -> list[tuple[str, RecipeRun]]:
     rows = [json.loads(line) for line in RUNS.read_text(encoding="utf-8").splitlines()]
     return [(row["planted"], from_plain(RecipeRun, row["run"])) for row in rows]
@@ -145,12 +213,16 @@ def row_of(name: str, judged: Sequence[Judged]) -> list[str]:
 def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--live", type=int, default=0)
+    parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--replays", type=int, default=400)
     arguments = parser.parse_args()
     if arguments.live:
         with tempfile.TemporaryDirectory() as folder:
             record(Path(folder), arguments.live, arguments.trials)
+    if arguments.pairs:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            record_in_turn(Path(folder), arguments.pairs)
     rows = recorded()
     clean = [run for _, run in rows[:CLEAN_RUNS]]
     live = [Judged(part, compare(run, clean, 0.01)) for part, run in rows[CLEAN_RUNS:]]
@@ -163,7 +235,8 @@ def main() -> int:
         f"{len(rows[0][1].seconds)} trials each. Runs with nothing planted differ by {spread:.1%} (standard deviation). A "
         f"slowdown is {SLOWDOWN:.0%} of a step, in one part: more products, more collectives, a slower loader, or a wait of "
         f"Python. Live runs are compared with the first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one "
-        "from runs with nothing planted, adds noise between runs, and in half of the cases a slowdown."
+        "from runs with nothing planted, adds noise between runs, and in half of the cases a slowdown. In turn: against an "
+        f"unchanged copy in another folder, {PAIRS_EACH} pairs of trials beside each other."
     )
     lines = [
         "# Guard against planted slowdowns",
@@ -178,6 +251,7 @@ def main() -> int:
                     row_of(f"{len(judged)} replays, {noise:.1%} more noise", judged)
                     for noise, judged in zip(NOISES, replays, strict=True)
                 ),
+                *pairs_rows(arguments.replays, draws),
             ],
         ),
         "",

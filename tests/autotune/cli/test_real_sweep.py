@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import sqlite3
 from pathlib import Path
@@ -67,6 +68,46 @@ def test_a_recipe_is_guarded(swept: Answer, command: Command, folder: Path) -> N
     assert slower.status == 1
     assert slower.out.startswith("REGRESSION: ")
     assert '<failure message="REGRESSION: ' in (folder / "guard.xml").read_text()
+    for refused, told in (
+        (("--record",), "record: . is a folder, which has no history"),
+        ((), "against: . is a folder, and the recipe is no script"),
+    ):  # fmt: skip
+        answer = command("guard", "best-config.json", "--against", ".", *refused)
+        assert (answer.status, answer.out, told in answer.err) == (2, "", True), answer.err
+
+
+SCRIPT = """
+import time
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(1000):
+    time.sleep({pause})
+    model(torch.ones({{micro_batch_size}}, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.prove
+def test_a_script_is_guarded_against_another_checkout(command: Command, folder: Path) -> None:
+    """The other folder's steps wait for half as long."""
+    for name, pause in (("ours", 0.02), ("theirs", 0.01)):
+        (folder / name).mkdir()
+        text = SCRIPT.format(pause=pause).replace("{micro_batch_size}", "int(__import__('sys').argv[1])")
+        (folder / name / "train.py").write_text(text)
+    os.chdir(folder / "ours")
+    swept = command(
+        "sweep", "--ranks", 1, "--runner", "local", "--global-batch-size", 4, "--pin", "micro_batch_size=4", "--trials", 1,
+        "--confirm-repeats", 1, "--", "python", "train.py", "{micro_batch_size}",
+    )  # fmt: skip
+    assert swept.status == 0, swept.err
+    words = ("guard", "best-config.json", "--trials", 4, "--json", "--against")
+    slower, equal = command(*words, "../theirs"), command(*words, ".")
+    document = json.loads(slower.out)
+    assert (slower.status, document["regression"], document["folder"], document["runs"]) == (1, True, "../theirs", 4)
+    assert 0.5 < document["slowdown"]["mean"] < 1.5
+    assert abs(json.loads(equal.out)["slowdown"]["mean"]) < 0.2
 
 
 def _show(command: Command, best: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from autotune.errors import RequestError
-from autotune.outcome.regression import RecipeRun, add_run, compare, junit, read_history
+from autotune.outcome.regression import RecipeRun, add_run, compare, compare_in_turn, junit, read_history
 from executor.measurement.timeline import PARTS
 
 SHARES = {"compute": 0.6, "communication": 0.2, "data": 0.05, "host": 0.15}
@@ -42,6 +42,38 @@ def test_planted_slowdowns_are_found_with_their_part_and_equal_runs_pass() -> No
     assert found >= 380
     assert right >= 0.9 * found
     assert alarms <= 8  # 1 % of 400, and three standard deviations
+
+
+def in_turn(draws: random.Random, slow: str) -> tuple[RecipeRun, RecipeRun]:
+    """Trials of two folders beside each other, on a machine whose speed varies by 20 % from pair to pair."""
+    speeds = [1 + draws.gauss(0, 0.2) for _ in range(8)]
+    runs = []
+    for part in (slow, ""):
+        trials = [run_of(draws, part) for _ in speeds]
+        runs.append(dataclasses.replace(
+            trials[0],
+            seconds=tuple(speed * run.seconds[0] for speed, run in zip(speeds, trials, strict=True)),
+            calm_seconds=tuple(speed * run.calm_seconds[0] for speed, run in zip(speeds, trials, strict=True)),
+            parts=tuple(
+                {name: speed * value for name, value in run.parts[0].items()} for speed, run in zip(speeds, trials, strict=True)
+            ),
+        ))  # fmt: skip
+    return runs[0], runs[1]
+
+
+def test_trials_in_turn_show_a_slowdown_on_a_machine_whose_speed_varies() -> None:
+    draws = random.Random(6)
+    found = alarms = right = 0
+    for number in range(400):
+        part = PARTS[number % len(PARTS)]
+        slow = compare_in_turn(*in_turn(draws, part), "../main", 0.01)
+        found += slow.is_regression
+        right += slow.is_regression and slow.part == part
+        alarms += compare_in_turn(*in_turn(draws, ""), "../main", 0.0).is_regression
+    assert found >= 380
+    assert right >= 0.9 * found
+    assert alarms <= 10
+    assert "slower than in ../main (8 pairs of trials in turn)" in slow.lines()[0]
 
 
 def test_runs_of_another_machine_or_recipe_are_not_compared() -> None:
