@@ -55,32 +55,30 @@ def guard_command(options: GuardOptions) -> Status:
             require_writable(path, name)
     session = prepare(run_by(request_of(best), options.runner, options.ray_address))
     config, progress, began = TrialConfig().replace(best["best"]["config"]), Console(stderr=True), time.monotonic()
-    models = [session.model, model_in(session.model, options.against)] if is_in_turn else [session.model]
-    results: tuple[list[TrialResult], ...] = ([], [])
+    checkouts = [(".", session.model)]
+    if is_in_turn:
+        checkouts.append((str(options.against), model_in(session.model, options.against)))
+    results: list[list[TrialResult]] = [[] for _ in checkouts]
     with make_runner(session) as runner:
         for number in range(options.trials):
-            request = repeat_request(session, config, best, f"guard-{number}")
-            # Each is as often first as second.
-            for which in (*range(len(models)),)[:: -1 if number % 2 else 1]:
-                with progress.status(f"running {options.path}: trial {number + 1} of {options.trials}"):
-                    ours = dataclasses.replace(
-                        request, attempt=f"{request.attempt}-{which}", model=models[which], profiled_steps=PROFILED_STEPS
-                    )
-                    result = runner.run(ours)
+            turns = [*enumerate(checkouts)]
+            for which, (folder, model) in turns[::-1] if number % 2 else turns:  # each is as often first as second
+                request = repeat_request(session, config, best, f"guard-{number}-{which}")
+                with progress.status(f"running {options.path} in {folder}: trial {number + 1} of {options.trials}"):
+                    result = runner.run(dataclasses.replace(request, model=model, profiled_steps=PROFILED_STEPS))
                 results[which].append(result)
                 if repeat_of(result) is None:
-                    where = f" in {options.against}" * which
-                    problem = f"trial {number + 1}{where} ended {result.outcome.value}: {result.message}"
+                    problem = f"trial {number + 1} in {folder} ended {result.outcome.value}: {result.message}"
                     raise RequestError("recipe", problem, "repair what fails first; nothing was compared or recorded")
-    now, other = (run_of(
-        measured,
-        recipe=stable_hash([
-            config.values(), to_plain(session.model), to_plain(session.request.workload), session.request.engine,
-        ]),
-        commit=git_commit(),
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-    ) if measured else None for measured in results)  # fmt: skip
-    assert now is not None
+    recipe = stable_hash([
+        config.values(), to_plain(session.model), to_plain(session.request.workload), session.request.engine,
+    ])  # fmt: skip
+    ended = datetime.now(UTC).isoformat(timespec="seconds")
+    now, *others = (
+        run_of(measured, recipe=recipe, commit=git_commit(folder), time=ended)
+        for (folder, _), measured in zip(checkouts, results, strict=True)
+    )
+    other = others[0] if others else None
     if other is None:
         comparison = compare(now, history, options.tolerance)
     else:
@@ -101,11 +99,12 @@ def model_in(model: object, folder: Path) -> CommandModel:
     """The script as it is in another folder.
 
     Raises:
-        RequestError: it is no script, or a word of its command names a path of the recipe's own folder.
+        RequestError: it is no script, or its command would run the same file from each folder.
     """
     if not isinstance(model, CommandModel):
         raise RequestError("against", f"{folder} is a folder, and the recipe is no script", "name a file with its earlier runs")
-    if fixed := next((word for word in model.arguments if model.folder and model.folder in word), None):
-        problem = f"{fixed} is in the recipe's own folder, so both would run the same"
-        raise RequestError("against", problem, f"sweep in {model.folder} with paths relative to it")
+    own, (_, *words) = model.folder or str(Path.cwd()), model.arguments  # the first word may be Python in a folder of it
+    if fixed := next((word for word in words if own in word or (word.startswith("/") and word.endswith(".py"))), None):
+        problem = f"{fixed} is the same file from each folder, so both would run the same"
+        raise RequestError("against", problem, f"sweep in {own} with paths relative to it")
     return dataclasses.replace(model, folder=str(folder.resolve()))

@@ -332,7 +332,7 @@ class Schedule:
                 self._lost_seconds += max(step.seconds - self.level, 0.0)
                 self._changes.append(max(self._lost_seconds - lost_before - one_time, 0.0))
                 first = step.seconds
-                if is_rival and (step.seconds / self.level - 1) * self.level > self._left_seconds():
+                if is_rival and step.seconds - self.level > self._left_seconds():
                     break
                 continue
             seconds.append(step.seconds)

@@ -180,8 +180,7 @@ class InRunTuner:
             if self._steps.is_deepspeed:
                 remedy = "call tuner.backward(loss) and engine.step() with the engine of deepspeed.initialize"
                 raise RequestError("model", "is DeepSpeed's engine, which the other library steps in backward passes", remedy)
-            # Accelerate divides by it.
-            loss = loss * getattr(getattr(call, "__self__", None), "gradient_accumulation_steps", 1)
+            loss = loss * _divisor(call)
         self._steps.backward(loss, call)
 
     def in_library_loop(self) -> None:
@@ -249,6 +248,7 @@ class InRunTuner:
         if self._rows is None and self.agreement.world_size > 1:
             rows *= self.agreement.world_size
         switches = [
+            # A doubling is assumed to save 10 % of a step, give or take 20, until steps show it.
             Switch(MICRO_BATCH_SIZE, tuple(values) if reason is None else (present,), present, lambda _: None, True, 0.2, -0.1),
             *switches_of(self._model, self.left_out),
         ]
@@ -470,6 +470,13 @@ class InRunTuner:
             self.job_id = record_job(str(self._remember), self._record)
             self._record = None
             self._report(f"recorded as job {self.job_id}")
+
+
+def _divisor(call: Callable[[Any], Any]) -> int:
+    """What a library's backward divides the loss by: Accelerate's, by its accumulation."""
+    library, accelerate = getattr(call, "__self__", None), sys.modules.get("accelerate")
+    is_accelerator = accelerate is not None and isinstance(library, accelerate.Accelerator)
+    return library.gradient_accumulation_steps if is_accelerator else 1  # type: ignore[union-attr]
 
 
 def _halvings(rows: int) -> Iterator[int]:

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback
 
 from autotune.errors import RequestError
+from autotune.integrations.library_steps import LibrarySteps
 from autotune.measured import report
 
 
@@ -66,12 +67,9 @@ class AutotuneCallback(Callback):  # type: ignore[misc]
             self.run = None
 
 
-class TunedStrategy:
-    """The steps of Lightning's automatic optimization under an `InRunTuner`.
-
-    The loop stays as it is. In all micro-steps of an optimizer step but the last, the batch is only kept; in the last one all
-    are trained, divided as the setting says. Lightning calls the optimizer with a closure, so an update that runs out of memory
-    ends the run.
+class TunedStrategy(LibrarySteps):
+    """The steps of Lightning's automatic optimization under an `InRunTuner`. Lightning calls the optimizer with a closure, so
+    an update that runs out of memory ends the run.
 
     Raises:
         RequestError: the module optimizes by hand, or the strategy is neither one device nor DDP.
@@ -90,40 +88,29 @@ class TunedStrategy:
         self._trainer, self._train, self._backward = trainer, strategy.training_step, strategy.backward
         steps = trainer.estimated_stepping_batches
         (self._optimizer,) = trainer.optimizers  # automatic optimization has one
-        self.tuner = InRunTuner(strategy.model, self._optimizer, steps=steps if math.isfinite(steps) else None, **options)
+        super().__init__(InRunTuner(strategy.model, self._optimizer, steps=steps if math.isfinite(steps) else None, **options))
         strategy.training_step, strategy.backward = self.training_step, lambda loss, *_, **__: loss
-        self._batches: list[Any] = []
-        self._parts: Iterator[Any] | None = None
 
     def training_step(self, batch: Any, *rest: Any) -> Any:
         """Keep the batch of a micro-step, or train the step; return what `training_step` of the module returns."""
         from executor.inside.steps import zero_loss
 
-        trainer, tuner = self._trainer, self.tuner
-        outputs, total = None, zero_loss(self._strategy.root_device)
-        self._batches.append(batch)
-        if trainer.fit_loop._should_accumulate():
-            return total
-        batches, self._batches = self._batches, []
-        self._optimizer.zero_grad()  # Lightning's own comes after the module's step
-        self._parts = tuner.step(batches)
-        for part in self._parts:
-            if tuner.is_first_part:
-                total = zero_loss(self._strategy.root_device)
-            with tuner:
-                outputs = self._train(part, *rest)
-                loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-                tuner.backward(loss, lambda scaled: self._backward(scaled, self._optimizer))
-                total = total + loss.detach() * tuner.weight
-            if tuner.step_ends and not tuner.has_failed:
-                break  # the update follows, in Lightning's loop
-        return {**outputs, "loss": total} if isinstance(outputs, dict) else total
+        outputs: Any = None
 
-    def end_step(self) -> None:
-        """After the update."""
-        if self._parts is not None:
-            next(self._parts, None)
-            self._parts = None
+        def train_part(part: Any) -> Any:
+            nonlocal outputs
+            outputs = self._train(part, *rest)
+            loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
+            if loss is None:
+                raise RequestError("training_step", "returned no loss", "return one, or leave tune=True out")
+            self.tuner.backward(loss, lambda scaled: self._backward(scaled, self._optimizer))
+            return loss.detach() * self.tuner.weight
+
+        is_last = not self._trainer.fit_loop._should_accumulate()
+        if is_last:
+            self._optimizer.zero_grad()  # Lightning's own comes after the module's step
+        total = sum(self.train(batch, is_last, train_part), zero_loss(self._strategy.root_device))
+        return {**outputs, "loss": total} if isinstance(outputs, Mapping) else total
 
     def close(self) -> None:
         """Give the strategy its own methods back."""

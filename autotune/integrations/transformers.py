@@ -8,6 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotune.errors import RequestError
+from autotune.integrations.library_steps import LibrarySteps
 from autotune.measured import VARIABLE, report, timed
 
 
@@ -61,11 +62,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]
             self.run = None
 
 
-class TunedTrainer:
+class TunedTrainer(LibrarySteps):
     """The steps of a Trainer under an `InRunTuner`.
-
-    The Trainer's loop stays as it is. In all micro-steps of an optimizer step but the last, the batch is only kept; in the last
-    one all are trained, divided as the setting says.
 
     Raises:
         RequestError: Accelerate runs DeepSpeed, whose steps it makes in backward passes.
@@ -77,41 +75,26 @@ class TunedTrainer:
         if trainer.is_deepspeed_enabled:
             raise RequestError("tune", "Accelerate steps DeepSpeed by itself", "sweep the script without tune=True")
         self._trainer, self._original = trainer, original
-        self.tuner = InRunTuner(model, trainer.optimizer, steps=trainer.state.max_steps, **options)
+        super().__init__(InRunTuner(model, trainer.optimizer, steps=trainer.state.max_steps, **options))
         self.tuner.in_library_loop()
-        self._batches: list[Any] = []
-        self._parts: Iterator[Any] | None = None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Keep the batch of a micro-step, or train the step; return the loss that the Trainer adds up."""
+        from executor.inside.steps import zero_loss
+
         trainer, tuner = self._trainer, self.tuner
-        self._batches.append(trainer._prepare_inputs(inputs))
-        if not trainer.accelerator.sync_gradients:
-            from executor.inside.steps import zero_loss
+        steps = trainer.current_gradient_accumulation_steps
 
-            return zero_loss(trainer.args.device)
-        batches, self._batches = self._batches, []
-        self._parts = tuner.step(batches)
-        steps, total = trainer.current_gradient_accumulation_steps, None
-        for part in self._parts:
-            if tuner.is_first_part:
-                total = None
-            with tuner:
-                # A mean is divided by this number; a sum over the items of the whole step is not.
-                trainer.current_gradient_accumulation_steps = 1.0 / tuner.weight if tuner.weight else float("inf")
-                loss = self._original(trainer, model, part, num_items_in_batch)
-                tuner.note_backward()
-                total = loss if total is None else total + loss
-            if tuner.step_ends and not tuner.has_failed:
-                break  # the update follows, in the Trainer's loop
+        def train_part(part: Any) -> Any:
+            # A mean is divided by this number; a sum over the items of the whole step is not.
+            trainer.current_gradient_accumulation_steps = 1.0 / tuner.weight if tuner.weight else float("inf")
+            loss = self._original(trainer, model, part, num_items_in_batch)
+            tuner.note_backward()
+            return loss
+
+        losses = self.train(trainer._prepare_inputs(inputs), trainer.accelerator.sync_gradients, train_part)
         trainer.current_gradient_accumulation_steps = steps
-        return total
-
-    def end_step(self) -> None:
-        """After the update."""
-        if self._parts is not None:
-            next(self._parts, None)
-            self._parts = None
+        return sum(losses) if losses else zero_loss(trainer.args.device)
 
 
 @functools.cache

@@ -219,10 +219,11 @@ def history_hash(snapshot: JobSnapshot) -> str:
     return stable_hash(rows)
 
 
-def git_commit() -> str | None:
-    """The commit of the current directory; None if it is not a git repository or git is not installed."""
+def git_commit(folder: str = ".") -> str | None:
+    """The commit of a folder; None if it is not a git repository or git is not installed."""
+    words = ["git", "-C", folder, "rev-parse", "HEAD"]
     try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None

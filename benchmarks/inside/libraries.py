@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import autotune.inside.tuner as inside
 from benchmarks.inside import loops
-from benchmarks.inside.loops import LOOPS, Run, model_of, note_samples
-from benchmarks.inside.models import full_weights, make_batches, rank_number
+from benchmarks.inside.loops import LOOPS, Run, collect_tuners, micro_batches, model_of, note_samples
+from benchmarks.inside.models import full_weights
 from benchmarks.inside.random_changes import RandomlyTuned
 
 ROWS, STEPS, LENGTH = 4, 8, 12
@@ -27,22 +26,14 @@ CASES = {name: loop for name, loop in LOOPS.items() if name != "deepspeed"} | {
 
 def compare(loop: str, seed: int) -> dict[str, Any]:
     """One schedule: the largest difference of weights, whether each sample was trained once and in order, and settings."""
-    per_step, seen, tuners, weights = 1 + seed % 3, ([], []), [], []
-
-    class Kept(RandomlyTuned):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            self.seed = seed
-            super().__init__(*arguments, **options)
-            tuners.append(self)
-
-    inside.InRunTuner = Kept  # type: ignore[misc]
+    per_step, seen, weights = 1 + seed % 3, ([], []), []
+    RandomlyTuned.seed, tuners = seed, collect_tuners(RandomlyTuned)
     for is_tuned in (False, True):
         # A label of a Trainer may be left out, and nanoGPT's mean is over all tokens.
-        batches = make_batches(STEPS * per_step, ROWS, 100 + rank_number(), ragged=per_step == 1 and loop != "nanogpt")
+        batches = micro_batches(STEPS * per_step, ROWS, 100, ragged=per_step == 1 and loop != "nanogpt")
         model = model_of(loop, 128, 3, LENGTH)
         note_samples(model, seen[is_tuned])
-        run = Run(model, [{k: v for k, v in batch.items() if k != "ids"} for batch in batches], per_step, is_tuned)
-        weights.append(full_weights(CASES[loop](run)))
+        weights.append(full_weights(CASES[loop](Run(model, batches, per_step, is_tuned))))
     return {
         "weights": max(float((a - b).detach().abs().max()) for a, b in zip(*weights, strict=True) if a.numel()),
         "in_order": seen[0] == seen[1] and len(seen[0]) == STEPS * per_step * ROWS,

@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 import autotune.inside.tuner as inside
-from benchmarks.inside.models import VOCABULARY, Language, wrapped
+from benchmarks.inside.models import VOCABULARY, Language, make_batches, rank_number, wrapped
 
 ENVIRONMENT = dict(os.environ)
 WORLD = int(ENVIRONMENT.get("WORLD_SIZE", "1"))
@@ -67,6 +68,17 @@ class Run:
         return inside.InRunTuner(model, optimizer, global_batch_size=rows, steps=steps, headroom=0.0, **options)
 
 
+def tuned(run: Run, tuner: inside.InRunTuner, model: Any, optimizer: Any, backward: Callable[[Any], Any] | None = None) -> Any:
+    """The loop that docs/tune-inside-the-run.md shows."""
+    for batch in tuner.batches(run.batches):
+        with tuner:
+            tuner.backward(model(**batch)["loss"], backward)
+            optimizer.step()
+            optimizer.zero_grad()
+    tuner.close()
+    return model
+
+
 def accelerate(run: Run) -> Any:
     """Accelerate's loop."""
     from accelerate import Accelerator
@@ -74,14 +86,7 @@ def accelerate(run: Run) -> Any:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=run.per_step)
     model, optimizer = accelerator.prepare(run.model, run.optimizer(run.model))
     if run.is_tuned:
-        tuner = run.tuner(model, optimizer.optimizer)
-        for batch in tuner.batches(run.batches):
-            with tuner:
-                tuner.backward(model(**batch)["loss"], accelerator.backward)
-                optimizer.step()
-                optimizer.zero_grad()
-        tuner.close()
-        return model
+        return tuned(run, run.tuner(model, optimizer.optimizer), model, optimizer, accelerator.backward)
     for batch in run.batches:
         with accelerator.accumulate(model):
             accelerator.backward(model(**batch)["loss"])
@@ -95,14 +100,7 @@ def plain(run: Run, wrapper: str) -> Any:
     model = wrapped(run.model, wrapper)
     optimizer = run.optimizer(model)
     if run.is_tuned:
-        tuner = run.tuner(model, optimizer)
-        for batch in tuner.batches(run.batches):
-            with tuner:
-                tuner.backward(model(**batch)["loss"])
-                optimizer.step()
-                optimizer.zero_grad()
-        tuner.close()
-        return model
+        return tuned(run, run.tuner(model, optimizer), model, optimizer)
     for number, batch in enumerate(run.batches, 1):
         (model(**batch)["loss"] / run.per_step).backward()
         if number % run.per_step == 0:
@@ -280,3 +278,33 @@ LOOPS: dict[str, Callable[[Run], Any]] = {
     "deepspeed": deepspeed,
     "nanogpt": nanogpt,
 }
+
+
+def missing(loop: str) -> str | None:
+    """What is not installed that a loop needs; None: nothing."""
+    packages = {"trainer": "transformers", "fsdp2": "torch", "ddp": "torch", "nanogpt": "torch"}
+    package = packages.get(loop, loop.partition("-")[0])
+    if find_spec(package) is None:
+        return f"{package} is not installed"
+    return (
+        f"{NANOGPT} does not name a folder with nanoGPT's model.py" if loop == "nanogpt" and NANOGPT not in os.environ else None
+    )
+
+
+def collect_tuners(kind: type[inside.InRunTuner]) -> list[Any]:
+    """Have loops and integrations tune with this class; return the list of the tuners that they will make."""
+    tuners: list[Any] = []
+
+    class Collected(kind):  # type: ignore[misc,valid-type]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            tuners.append(self)
+
+    inside.InRunTuner = Collected  # type: ignore[misc]
+    return tuners
+
+
+def micro_batches(count: int, rows: int, seed: int, **options: Any) -> list[dict[str, torch.Tensor]]:
+    """This rank's, without the numbers of samples, which models of libraries do not take."""
+    made = make_batches(count, rows, seed + rank_number(), **options)
+    return [{name: value for name, value in batch.items() if name != "ids"} for batch in made]

@@ -6,13 +6,12 @@ libraries that are not installed are left out, and nanoGPT's where NANOGPT does 
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
-from importlib.util import find_spec
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.inside.loops import LOOPS, NANOGPT, ZERO_STAGE
+from benchmarks.inside.loops import LOOPS, ZERO_STAGE, missing
 from benchmarks.inside.overhead import overhead
 from benchmarks.inside.ranks import run_ranks
 from benchmarks.inside.scripts import BLOCK, ROUNDS, steps_of_offline
@@ -129,7 +128,7 @@ def changes(results: Results, schedules: int) -> str:
 def libraries(results: Results, schedules: int) -> str:
     """The table of random changes in loops of libraries."""
     rows = []
-    for name in installed_loops():
+    for name in filterfalse(missing, LOOPS):
         loop = f"{name}-{ZERO_STAGE}" if name == "deepspeed" else name
         compared = results.of("libraries", 2, loop, str(schedules))
         rows.append((
@@ -142,7 +141,7 @@ def libraries(results: Results, schedules: int) -> str:
 def scripts(results: Results, seeds: int, steps: int) -> str:
     """The table of runs that tune themselves, against every setting measured before."""
     rows = []
-    for loop in installed_loops():
+    for loop in filterfalse(missing, LOOPS):
         runs = []
         for seed in range(seeds):
             count = results.of("scripts", 2, loop, "best", str(seed), "1")[0]["count"]
@@ -159,13 +158,6 @@ def scripts(results: Results, seeds: int, steps: int) -> str:
     head = ("loop", "settings", "time of the choice / of the best", f"time to step {steps:,} / with the best",
             "offline and run / tuned run", "share that the search counted")  # fmt: skip
     return table(head, rows)
-
-
-def installed_loops() -> list[str]:
-    """The loops whose libraries are installed."""
-    packages = {"trainer": "transformers", "fsdp2": "torch", "ddp": "torch", "nanogpt": "torch"}
-    loops = [loop for loop in LOOPS if find_spec(packages.get(loop, loop)) is not None]
-    return [loop for loop in loops if loop != "nanogpt" or NANOGPT in os.environ]
 
 
 def events(results: Results, number: int) -> str:

@@ -7,6 +7,7 @@ the first step on) or `tuned`. Prints seconds, the setting at the end, and for `
 setting.
 """
 
+import itertools
 import json
 import statistics
 import sys
@@ -17,11 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import autotune.inside.tuner as inside
 from autotune.inside.schedule import Schedule, StepRecord
 from autotune.inside.space import RunSpace, Setting
-from benchmarks.inside.loops import LOOPS, WORLD, Run, model_of
-from benchmarks.inside.models import make_batches, rank_number
+from autotune.inside.tuner import InRunTuner
+from benchmarks.inside.loops import LOOPS, WORLD, Run, collect_tuners, micro_batches, model_of
 
 ROWS, PER_STEP, LENGTH, WIDTH, LAYERS = 2, 4, 32, 96, 3
 BLOCK, ROUNDS, FIRST = 8, 4, 2
@@ -68,21 +68,14 @@ def steps_of_offline(settings: int) -> int:
 
 def every_setting(space: RunSpace) -> list[Setting]:
     """All settings, in the order of the knobs."""
-    settings: list[Setting] = [()]
-    for knob in space.knobs:
-        settings = [(*setting, value) for setting in settings for value in knob.values]
-    return settings
+    return [*itertools.product(*(knob.values for knob in space.knobs))]
 
 
 def run(loop: str, mode: str, seed: int, steps: int, chosen: dict[str, Any]) -> dict[str, Any]:
     """One run."""
-    tuners: list[inside.InRunTuner] = []
 
-    class Kept(inside.InRunTuner):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            tuners.append(self)
-            self.began = self.ended = 0.0
+    class Timed(InRunTuner):
+        began = ended = 0.0
 
         def _begin(self, batches: Any) -> None:
             self.began = time.perf_counter()
@@ -103,14 +96,10 @@ def run(loop: str, mode: str, seed: int, steps: int, chosen: dict[str, Any]) -> 
             assert start is not None
             return (EachInTurn if mode == "offline" else Fixed)(self._space, start)
 
-    inside.InRunTuner = Kept  # type: ignore[misc]
-    batches = [
-        {name: value for name, value in batch.items() if name != "ids"}
-        for batch in make_batches(steps * PER_STEP, ROWS, 100 * seed + rank_number(), ragged=False, length=LENGTH)
-    ]
-    training = Run(model_of(loop, WIDTH, LAYERS, LENGTH), batches, PER_STEP, is_tuned=True)
-    LOOPS[loop](training)
-    tuner: Any = tuners[0]
+    tuners = collect_tuners(Timed)
+    batches = micro_batches(steps * PER_STEP, ROWS, 100 * seed, ragged=False, length=LENGTH)
+    LOOPS[loop](Run(model_of(loop, WIDTH, LAYERS, LENGTH), batches, PER_STEP, is_tuned=True))
+    (tuner,) = tuners
     result: dict[str, Any] = {"seconds": tuner.ended - tuner.began, "setting": tuner.setting}
     if tuner.schedule is not None:
         result["count"] = len(every_setting(tuner.schedule.space))

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from autotune.outcome.regression import RecipeRun, RunComparison, compare, compare_in_turn
 from benchmarks.common.written_page import give, page_parser, table
@@ -59,41 +60,34 @@ def autotune(folder: Path, *words: str) -> str:
     return answer.stdout
 
 
+def sweep(folder: Path, best: Path, script: Path, slow: Path) -> None:
+    """Write the recipe of the script, which reads `slow`."""
+    autotune(
+        folder, "sweep", "--ranks", "2", "--runner", "local", "--global-batch-size", "128", "--sequence-length", "512",
+        "--pin", "micro_batch_size=32", "--trials", "1", "--out", str(best), "--", sys.executable, str(script),
+        "--slowdown", str(slow), "--micro-batch", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}",
+    )  # fmt: skip
+
+
+def guard(folder: Path, best: Path, against: Path, trials: int) -> dict[str, Any]:
+    """The answer of the command."""
+    words = ("guard", str(best), "--against", str(against), "--trials", str(trials), "--runner", "local", "--json")
+    answer: dict[str, Any] = json.loads(autotune(folder, *words))
+    return answer
+
+
 def record(folder: Path, repeats: int, trials: int) -> None:
     """Run the script as often as the module's docstring says, in a random order, and write its runs."""
     plan = [*(CLEAN_RUNS * [""]), *random.Random(1).sample(repeats * ["", *PARTS], repeats * (1 + len(PARTS)))]
     slow, best = folder / "slow.json", folder / "best.json"
     slow.write_text('{"part": "", "seconds": 0}', encoding="utf-8")
-    command = [
-        str(SCRIPT),
-        "--slowdown",
-        str(slow),
-        "--micro-batch",
-        "{micro_batch_size}",
-        "--accumulation",
-        "{gradient_accumulation_steps}",
-    ]
-    autotune(
-        folder, "sweep", "--ranks", "2", "--runner", "local", "--global-batch-size", "128", "--sequence-length", "512",
-        "--pin", "micro_batch_size=32", "--trials", "1", "--out", str(best), "--", sys.executable, *command,
-    )  # fmt: skip
+    sweep(folder, best, SCRIPT, slow)
     lines: list[str] = []
     for number, part in enumerate(plan):
         clean = [json.loads(line)["run"]["calm_seconds"] for line in lines[:CLEAN_RUNS]]
         seconds = SLOWDOWN * fmean(map(fmean, clean)) if clean else 0.0
         slow.write_text(json.dumps({"part": part, "seconds": seconds}), encoding="utf-8")
-        words = (
-            "guard",
-            str(best),
-            "--against",
-            str(folder / "none.jsonl"),
-            "--trials",
-            str(trials),
-            "--runner",
-            "local",
-            "--json",
-        )
-        lines.append(json.dumps({"planted": part, "run": json.loads(autotune(folder, *words))["now"]}))
+        lines.append(json.dumps({"planted": part, "run": guard(folder, best, folder / "none.jsonl", trials)["now"]}))
         print(f"run {number + 1} of {len(plan)}: {part or 'nothing planted'}", file=sys.stderr, flush=True)
         RUNS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -106,28 +100,14 @@ def record_in_turn(folder: Path, repeats: int) -> None:
         shutil.copy(SCRIPT, folder / name / "train.py")
         (folder / name / "slow.json").write_text('{"part": "", "seconds": 0}', encoding="utf-8")
     os.chdir(folder / "ours")
-    autotune(
-        folder, "sweep", "--ranks", "2", "--runner", "local", "--global-batch-size", "128", "--sequence-length", "512",
-        "--pin", "micro_batch_size=32", "--trials", "1", "--", sys.executable, "train.py", "--slowdown", "slow.json",
-        "--micro-batch", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}",
-    )  # fmt: skip
-    measured = json.loads(Path("best-config.json").read_text(encoding="utf-8"))["best"]["measured"]
+    best, slow = Path("best-config.json"), Path("slow.json")
+    sweep(folder, best, Path("train.py"), slow)
+    measured = json.loads(best.read_text(encoding="utf-8"))["best"]["measured"]
     seconds = SLOWDOWN * 128 / measured["samples_per_second"]["mean"]
     lines: list[str] = []
     for number, part in enumerate(plan):
-        Path("slow.json").write_text(json.dumps({"part": part, "seconds": seconds}), encoding="utf-8")
-        words = (
-            "guard",
-            "best-config.json",
-            "--against",
-            "../theirs",
-            "--trials",
-            str(PAIRS_EACH),
-            "--runner",
-            "local",
-            "--json",
-        )
-        answer = json.loads(autotune(folder, *words))
+        slow.write_text(json.dumps({"part": part, "seconds": seconds}), encoding="utf-8")
+        answer = guard(folder, best, Path("../theirs"), PAIRS_EACH)
         lines.append(json.dumps({"planted": part, "now": answer["now"], "other": answer["other"]}))
         print(f"run {number + 1} of {len(plan)}: {part or 'nothing planted'}", file=sys.stderr, flush=True)
         PAIRS.write_text("\n".join(lines) + "\n", encoding="utf-8")

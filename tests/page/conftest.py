@@ -18,19 +18,28 @@ BUSY = "503 (Service Unavailable"
 DESKTOP, PHONE = ViewportSize(width=1280, height=900), ViewportSize(width=360, height=780)
 
 
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A service with a worker, for all tests that leave it as it is."""
-    with closing(Place(tmp_path_factory.mktemp("page"))) as place:
+def served(folder: Path) -> Iterator[Place]:
+    """A service with a worker."""
+    with closing(Place(folder)) as place:
         place.serve()
         place.work()
         yield place
 
 
 @pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A service with a worker, for all tests that leave it as it is."""
+    yield from served(tmp_path_factory.mktemp("page"))
+
+
+EVERY_OUTCOME = {"trials": 24, "strategy": "grid", "memory_limit": 20 * 2**20}
+"""What a job asks for that has every outcome among its trials."""
+
+
+@pytest.fixture(scope="session")
 def finished(place: Place) -> str:
     """A job that has ended, with every outcome among its trials."""
-    return place.finished(trials=24, strategy="grid", memory_limit=20 * 2**20)
+    return place.finished(**EVERY_OUTCOME)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from search_spaces.quantities import ratio_text
 from search_spaces.trial import Interval
 from storage.store import open_store
 from tests.autotune.served import COMMAND
-from tests.page.conftest import Open
+from tests.page.conftest import EVERY_OUTCOME, Open, served
 from tests.page.place import Place
 
 
@@ -26,16 +26,13 @@ from tests.page.place import Place
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A service of its own: an explanation learns from the trials of all jobs, and one service may have cached it before those
     of other tests."""
-    with closing(Place(tmp_path_factory.mktemp("one_number"))) as place:
-        place.serve()
-        place.work()
-        yield place
+    yield from served(tmp_path_factory.mktemp("one_number"))
 
 
 @pytest.fixture(scope="module")
 def finished(place: Place) -> str:
     """A job that has ended, with every outcome among its trials."""
-    return place.finished(trials=24, strategy="grid", memory_limit=20 * 2**20)
+    return place.finished(**EVERY_OUTCOME)
 
 
 def command(place: Place, *words: str) -> str:

@@ -68,12 +68,12 @@ def test_a_recipe_is_guarded(swept: Answer, command: Command, folder: Path) -> N
     assert slower.status == 1
     assert slower.out.startswith("REGRESSION: ")
     assert '<failure message="REGRESSION: ' in (folder / "guard.xml").read_text()
-    for refused, told in (
+    for words_after, text in (
         (("--record",), "record: . is a folder, which has no history"),
         ((), "against: . is a folder, and the recipe is no script"),
     ):  # fmt: skip
-        answer = command("guard", "best-config.json", "--against", ".", *refused)
-        assert (answer.status, answer.out, told in answer.err) == (2, "", True), answer.err
+        answer = command("guard", "best-config.json", "--against", ".", *words_after)
+        assert (answer.status, answer.out, text in answer.err) == (2, "", True), answer.err
 
 
 SCRIPT = """
