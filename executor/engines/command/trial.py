@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import shutil
 import socket
@@ -29,7 +30,7 @@ from executor.engines.command.launchers import (
     python_command,
     working_path,
 )
-from executor.engines.command.observed import install_probe
+from executor.engines.command.observed import FEWEST_STEPS, install_probe
 from executor.engines.command.result import facts_of, result_of
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.errors import EngineRefusalError, failure_table
@@ -161,6 +162,8 @@ ABORT_SECONDS = 0.5
 """Time for a hanging script to print its stack traces."""
 GRACE_SECONDS = 1.0
 """Wait after the first failure for other ranks' failures, since the cause may be reported after its consequences."""
+APART_SECONDS = 5.0
+"""Wait after the first measured rank for a rank with hardly a step, which then trains by itself (`disagreement`)."""
 PORTS = 3
 """Number of ports that are tried for a script's process group, in case another program takes one in between."""
 
@@ -188,6 +191,8 @@ class RankUpdate:
     busy: float
     phase: float
     rate: float
+    observed: float
+    """Steps that its probe has counted; infinite where it cannot."""
 
 
 def run_script(trial: Trial) -> TrialResult:
@@ -278,8 +283,10 @@ def runs_on_cpu(request: TrialRequest) -> bool:
 def conclude(rows: list[RankUpdate], waited: float, first_report: float, limit: float) -> ScriptEnd | None:
     """Why the trial is over, from the state of every rank; None: it goes on.
 
+    `waited`: seconds since the first rank had failed or was measured.
+
     1. A rank's script has failed, and the grace period is over, in which others may report the cause, or none runs any more.
-    2. One has been timed for long enough; this holds for all, since they train in lockstep.
+    2. One has been timed for long enough; this holds for all that train in lockstep. One with hardly a step is waited for.
     3. All have ended by themselves.
     4. None has reported anything within `first_report` seconds, and one is busy: it does not report at all.
     5. The time is over.
@@ -290,8 +297,12 @@ def conclude(rows: list[RankUpdate], waited: float, first_report: float, limit: 
         running = any(state in (State.RUNNING, State.ENOUGH) for state in states)
         at_once = any(state in FAILURES and state is not State.BROKEN for state in states)
         return None if running and not at_once and waited < GRACE_SECONDS else ScriptEnd.FAILED
-    if State.ENOUGH in states or all(state is State.ENDED for state in states):
+    if all(state is State.ENDED for state in states):
         return ScriptEnd.MEASURED
+    if State.ENOUGH in states:
+        steps = [row.observed for row, state in zip(rows, states, strict=True) if state is not State.ENDED]
+        is_apart = min(steps) < FEWEST_STEPS <= max(steps)
+        return None if is_apart and waited < APART_SECONDS and elapsed <= limit else ScriptEnd.MEASURED
     if elapsed > first_report and not any(row.reports for row in rows) and any(row.busy for row in rows):
         return ScriptEnd.SILENT
     return ScriptEnd.HANGING if elapsed > limit else None
@@ -303,13 +314,14 @@ def _watch_until_end(trial: Trial, command: CommandModel, watch: ScriptWatch, be
     # Before the ranks themselves are killed.
     limit = timeout - min(0.02 * timeout + 1.0 + ABORT_SECONDS, timeout / 2) - passed
     first_report = min(command.report_seconds or timeout / 2, limit)
-    failed_at: float | None = None
+    settled_at: dict[bool, float] = {}
     while True:
         rows = _gather_rows(trial, watch, first_report)
-        if failed_at is None and any(State(int(row.state)) in FAILURES for row in rows):
-            failed_at = max(row.elapsed for row in rows)
-        # From the gathered clocks, so that all ranks conclude in the same iteration.
-        waited = 0.0 if failed_at is None else max(row.elapsed for row in rows) - failed_at
+        elapsed = max(row.elapsed for row in rows)  # of all ranks, so that all conclude in the same iteration
+        has_failed = any(State(int(row.state)) in FAILURES for row in rows)
+        waited = 0.0
+        if has_failed or any(row.state == State.ENOUGH for row in rows):
+            waited = elapsed - settled_at.setdefault(has_failed, elapsed)
         phase = ("build", "warmup", "measure")[int(max(row.phase for row in rows))]
         if phase != trial.phase:
             trial.leave(began)
@@ -335,6 +347,7 @@ def _gather_rows(trial: Trial, watch: ScriptWatch, first_report: float) -> list[
         busy=float(silent and elapsed > first_report and watch.is_busy()),
         phase=2.0 if watch.steps.measuring else float(not silent),
         rate=watch.steps.latest_rate,
+        observed=math.inf if watch.work.timed.problem else float(len(watch.work.timed.steps)),
     )
     names = [item.name for item in dataclasses.fields(RankUpdate)]
     rows = gather_numbers(trial.context, [getattr(mine, name) for name in names])

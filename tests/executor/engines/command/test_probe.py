@@ -59,6 +59,7 @@ LIES = {
     "alone_in_a_group": "each of the 2 ranks trains by itself: their parameters differ after",
     "same_samples": "a step has 4 samples, 2 times 2 on 2 ranks, not 8: ranks train on the same samples",
     "same_seed": "ranks train on the same samples, without a DistributedSampler, each by itself with the same seed",
+    "starts_late": "ranks train on the same samples, without a DistributedSampler, each by itself with the same seed",
     "never_steps": "no optimizer step was taken in .* micro-batches, and parameters did not change",
     "larger": "a step has 24 samples, 2 times 6 on 2 ranks, not 8: it ignores the batch size",
     "loads_more": "a step has 16 samples, 2 times 4 on 2 ranks, not 8: it ignores the batch size",

@@ -1,6 +1,7 @@
 """What is made of reports and logs, of the ends of outputs, and of what ranks tell each other."""
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -201,8 +202,10 @@ def test_a_memory_error_that_was_survived_is_not_the_cause() -> None:
     assert "MemoryError" not in failure.text
 
 
-def row(state: State = State.RUNNING, reports: int = 0, elapsed: float = 1.0, busy: bool = False) -> RankUpdate:
-    return RankUpdate(state=state, reports=reports, elapsed=elapsed, busy=busy, phase=0, rate=0)
+def row(
+    state: State = State.RUNNING, reports: int = 0, elapsed: float = 1.0, busy: bool = False, observed: float = 0
+) -> RankUpdate:
+    return RankUpdate(state=state, reports=reports, elapsed=elapsed, busy=busy, phase=0, rate=0, observed=observed)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,11 @@ def row(state: State = State.RUNNING, reports: int = 0, elapsed: float = 1.0, bu
     [
         ([row(), row()], 0.0, None),
         ([row(State.ENOUGH), row()], 0.0, ScriptEnd.MEASURED),
+        ([row(State.ENOUGH, observed=30), row(observed=29)], 0.0, ScriptEnd.MEASURED),
+        ([row(State.ENOUGH, observed=30), row(observed=2)], 4.0, None),  # they do not train in lockstep
+        ([row(State.ENOUGH, observed=30), row(observed=2)], 6.0, ScriptEnd.MEASURED),
+        ([row(State.ENOUGH, observed=30), row(State.ENDED, observed=2)], 0.0, ScriptEnd.MEASURED),
+        ([row(State.ENOUGH, observed=30), row(observed=math.inf)], 0.0, ScriptEnd.MEASURED),
         ([row(State.ENDED), row()], 0.0, None),
         ([row(State.ENDED), row(State.ENDED)], 0.0, ScriptEnd.MEASURED),
         ([row(State.BROKEN), row()], 0.5, None),

@@ -232,6 +232,13 @@ def loader(sampler: bool, rows: int = BATCH) -> Iterator[Any]:
         yield from DataLoader(data, rows, sampler=own, drop_last=True)
 
 
+def same_seed(late: float = 0.0) -> None:
+    dist.init_process_group("gloo")
+    time.sleep(late)
+    torch.manual_seed(0)
+    train(nn.Linear(32, 10))
+
+
 def never_steps() -> None:
     module = joined()
     for x, y in random_batches():
@@ -285,7 +292,8 @@ LIES: dict[str, Callable[[], object]] = {
     "goes_round_its_wrapper": lambda: (wrapper := joined(), train(wrapper.module, report=counts(SAMPLES))),
     "alone_in_a_group": lambda: (dist.init_process_group("gloo"), train(network(), report=counts(SAMPLES))),
     "same_samples": lambda: train(joined(), loader(False), report=counts(SAMPLES)),
-    "same_seed": lambda: (dist.init_process_group("gloo"), torch.manual_seed(0), train(nn.Linear(32, 10))),
+    "same_seed": same_seed,
+    "starts_late": lambda: same_seed(2.0 * RANK),
     "never_steps": never_steps,
     "larger": lambda: train(joined(), random_batches(3 * BATCH), report=counts(SAMPLES)),
     "loads_more": lambda: train(joined(), loader(True, 2 * BATCH)),
