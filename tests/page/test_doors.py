@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +18,25 @@ from autotune.tuning import result_of
 from storage.store import open_store
 from tests.autotune.served import start
 from tests.documents import check_document
-from tests.page.conftest import Open
+from tests.page.conftest import EVERY_OUTCOME, Open, served
 from tests.page.place import Place
 
 pytestmark = pytest.mark.nightly
 
 DIGITS = 2e-3
 """Relative error of what is written for people, in four digits."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A service of its own: an explanation learns from the trials of all jobs, and is kept until its job changes."""
+    yield from served(tmp_path_factory.mktemp("doors"))
+
+
+@pytest.fixture(scope="module")
+def finished(place: Place) -> str:
+    """A job that has ended, with every outcome among its trials."""
+    return place.finished(**EVERY_OUTCOME)
 
 
 def command(place: Place, *words: str) -> str:

@@ -85,8 +85,8 @@ def test_the_address_has_the_filters(finished: str, open_page: Open) -> None:
     page.get_by_label("Outcome").select_option("OK")
     page.get_by_label("Text").fill("zero_stage=3")
     expect(page).to_have_url(re.compile("text="))  # it is looked for when nothing more is typed
-    table.get_by_role("button", name="Measured").click()
-    expect(page).to_have_url(re.compile(r"outcome=OK&text=zero_stage%3D3&sort=-rate$"))
+    table.get_by_role("button", name="Estimate").click()
+    expect(page).to_have_url(re.compile(r"outcome=OK&text=zero_stage%3D3&sort=-estimate$"))
     shown = table.locator("tbody tr").all_inner_texts()
     other = open_page(f"#{page.url.partition('#')[2]}")
     rows = other.get_by_role("region", name="Trials of this job").locator("tbody tr")
