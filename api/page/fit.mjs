@@ -76,7 +76,7 @@ function Answer({ answer, inputs }) {
     <h2>${answer.model} on ${answer.cluster}</h2>
     ${fastest
       ? html`<p><strong>Fastest that fits: ${wayText(fastest)}</strong>, micro-batch ${fastest.config.micro_batch_size}, ${bytes(fastest.needed_bytes)} of ${`${bytes(fastest.predicted.memory_limit_bytes)} per card`} with a probability of ${sureness(fastest.predicted.fit_probability)}: ${rateText(fastest)}${fastest.hours && html`, ${interval(fastest.hours.mean, fastest.hours.low, fastest.hours.high)} hours`}.</p>
-        ${leanest !== fastest && html`<p>Least memory: ${wayText(leanest)}, ${bytes(leanest.least_bytes)} per card: ${rateText(leanest)}.</p>`}`
+        ${leanest !== fastest && html`<p>Least memory: ${wayText(leanest)}, ${bytes(leanest.least_bytes)} per card at micro-batch 1; at its fastest, with ${bytes(leanest.needed_bytes)}: ${rateText(leanest)}.</p>`}`
       : html`<p><strong>Nothing fits.</strong> The nearest is ${wayText(answer.setups[answer.nearest])}. ${answer.remedies.length > 0 && html`What would do: ${answer.remedies.map(remedyText).join("; or ")}.`}</p>`}
     <${DataTable} caption=${`Ways of training on ${answer.cluster}`} columns=${COLUMNS} rows=${rows} keyOf=${(way) => `${way.method}/${wayText(way)}`} />
     ${!isWhole && html`<button type="button" class="small" onClick=${() => setWhole(true)}>Show all ${answer.setups.length} ways</button>`}

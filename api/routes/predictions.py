@@ -50,7 +50,7 @@ from autotune.prediction.planning.scan import Bounds
 from autotune.prediction.planning.training_setups import question_fields
 from autotune.question.assumption import assumed_document
 from autotune.question.question import PlanningFields
-from autotune.recipes.fit_recipe import fastest_file
+from autotune.recipes.fit_recipe import fastest_file, with_program
 from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
@@ -116,6 +116,8 @@ def predict_config(body: PredictionRequest, settings: Settings, store: Store) ->
 def find_fits(body: FitRequest, settings: Settings, store: Store) -> Fits:
     """What fits of a model on some cards. Errors name the field and the remedy."""
     asked = _asked(body, "program", "dataset", model=body.model if isinstance(body.model, str) else body.model.name)
+    if body.program is not None:
+        asked = with_program(asked, body.program)
     result, conditions = fitted(_question(question_fields(asked), body, settings, store), asked)
     fields = {"world_size": result.question.cluster.world_size, **result.document()}
     if body.program is not None:

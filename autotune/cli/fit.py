@@ -11,11 +11,12 @@ from rich.table import Table
 from autotune.cli.fields import read_fields
 from autotune.cli.options import SweepOfWays, WantedFile
 from autotune.cli.predict import asked_question, question_document
-from autotune.cli.status import Status, print_note, write_document, write_export
+from autotune.cli.status import Status, print_line, print_note, write_document, write_export
 from autotune.errors import RequestError
 from autotune.prediction.planning.conditional import Conditions, fitted
 from autotune.prediction.planning.consequences import Verdict, verdict_of
-from autotune.prediction.planning.fit import Fit, Remedy, SetupAnswer, hours_of
+from autotune.prediction.planning.estimate import StepEstimate
+from autotune.prediction.planning.fit import Fit, Remedy, SetupAnswer, hours_of, tokens_per_second
 from autotune.prediction.planning.largest import Dimension
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.training_setups import question_fields
@@ -63,6 +64,11 @@ def fit_command(
         if file is not None or sweep is not None:
             raise RequestError("cards", "compares machines, and a file or a sweep is for one", "give --on one of them instead")
         return _compare(inputs, database, json=json)
+    if file is not None:
+        # Imported on demand, as above.
+        from autotune.recipes.fit_recipe import with_program
+
+        inputs = with_program(inputs, file.format)
     result, conditions = _answer(inputs, database)
     if sweep is not None:
         from autotune.cli.fit_sweep import measured_fit
@@ -71,7 +77,7 @@ def fit_command(
             _print_fit(result, conditions, inputs, Console(stderr=True), every=every)
         return measured_fit(result, inputs, sweep, file, database, json=json)
     if file is not None:
-        return _write(result, inputs, file)
+        return _write(result, conditions, inputs, file)
     if json:
         write_document({**question_document(result.question, conditions), **result.document()})
     else:
@@ -84,12 +90,16 @@ def _answer(inputs: PlanningFields, database: str | None) -> tuple[Fit, Conditio
     return fitted(asked_question(question_fields(inputs), database), inputs)
 
 
-def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
+def _write(result: Fit, conditions: Conditions, inputs: PlanningFields, file: WantedFile) -> Status:
     # Imported on demand, as above.
     from autotune.recipes.fit_recipe import fastest_file
 
     answer, exported = fastest_file(result, inputs, file.format, file.dataset)
-    write_export(exported.text, (f"{setup_text(answer)}, {_sizes_text(answer)}", *exported.notes), file.out)
+    for line in conditions.lines():
+        print_line(line)
+    print_line(f"{setup_text(answer)}, {_sizes_text(answer.estimate)}")
+    print_line(f"  {_rate_text(answer.estimate)}{_hours_text(result, answer.estimate, inputs.price)}")
+    write_export(exported.text, exported.notes, file.out)
     return Status.OK
 
 
@@ -141,16 +151,18 @@ def _headlines(result: Fit, conditions: Conditions, inputs: PlanningFields) -> I
         remedies = "; or ".join(remedy_text(remedy, value) for remedy, value in result.remedies.items())
         yield f"possible remedies: {remedies}" if remedies else "none of the tried remedies suffices; choose a smaller model"
         return
-    yield f"{assumed}fastest that fits: {setup_text(fastest)}, {_sizes_text(fastest)}"
-    yield f"  {_rate_text(fastest)}{_hours_text(result, fastest, inputs.price)}"
+    mean = fastest.estimate.samples_per_second.mean
+    surely = "surely " * any(answer.estimate.samples_per_second.mean > mean for answer in result.fitting)
+    yield f"{assumed}{surely}fastest that fits: {setup_text(fastest)}, {_sizes_text(fastest.estimate)}"
+    yield f"  {_rate_text(fastest.estimate)}{_hours_text(result, fastest.estimate, inputs.price)}"
     bands = [answer.estimate.samples_per_second.high / answer.estimate.samples_per_second.low for answer in result.fitting]
     rate = fastest.estimate.samples_per_second
     if rate.high / rate.low > 1.05 * min(bands):
         kind = "its interval is wider than others'" if fastest.estimate.is_modelled else "not modelled"
         yield f"  {kind}: {'; '.join(fastest.estimate.doubts)}"
     if leanest is not fastest:
-        yield f"least memory: {setup_text(leanest)}, {bytes_text(leanest.least.fullest.needed)} at micro-batch 1"
-        yield f"  {_rate_text(leanest)}{_hours_text(result, leanest, inputs.price)}"
+        yield f"least memory: {setup_text(leanest)}, {_sizes_text(leanest.least)}"
+        yield f"  {_rate_text(leanest.least)}{_hours_text(result, leanest.least, inputs.price)}"
     if inputs.max is not None:
         yield _largest_text(result, inputs.max)
 
@@ -167,8 +179,7 @@ def _largest_text(result: Fit, dimension: str) -> str:
     return f"largest model that fits: {model.parameter_count:,} parameters ({model.name})"
 
 
-def _sizes_text(answer: SetupAnswer) -> str:
-    estimate = answer.estimate
+def _sizes_text(estimate: StepEstimate) -> str:
     limit, needed, host = estimate.memory_limit_bytes, estimate.fullest.needed, estimate.host_memory_bytes
     main = f" and {bytes_text(host)} of main memory" if host else ""
     size = estimate.config.micro_batch_size
@@ -179,24 +190,22 @@ def _sizes_text(answer: SetupAnswer) -> str:
 
 
 def _probability_text(probability: float) -> str:
-    return "over 99 %" if probability > 0.995 else f"{probability:.0%}".replace("%", " %")
+    return "over 99 %" if probability > 0.995 else f"{math.floor(100 * probability)} %"
 
 
-def _rate_text(answer: SetupAnswer) -> str:
-    rate, unit = answer.tokens_per_second, "tokens/s"
-    if rate is None:
-        rate, unit = answer.estimate.samples_per_second, "samples/s"
-    return f"{_interval_text(rate)} {unit}"
+def _rate_text(estimate: StepEstimate) -> str:
+    tokens = tokens_per_second(estimate)
+    return f"{_interval_text(tokens or estimate.samples_per_second)} {'tokens' if tokens else 'samples'}/s"
 
 
 def _interval_text(interval: Interval) -> str:
     return f"{_number(interval.mean)} [{_number(interval.low)}, {_number(interval.high)}]"
 
 
-def _hours_text(result: Fit, answer: SetupAnswer, price: float | None) -> str:
+def _hours_text(result: Fit, estimate: StepEstimate, price: float | None) -> str:
     if result.amount is None:
         return ""
-    hours = hours_of(result.amount, answer.estimate)
+    hours = hours_of(result.amount, estimate)
     cost = ""
     if price is not None:
         cards = result.question.cluster.world_size
@@ -273,7 +282,7 @@ def _table(result: Fit, *, every: bool) -> Table:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else number_text(value)
+    return f"{value:,.0f}" if value >= 100 else number_text(value, 3)
 
 
 def _shown(result: Fit) -> Sequence[SetupAnswer]:
@@ -286,14 +295,17 @@ def _shown(result: Fit) -> Sequence[SetupAnswer]:
 
 
 def _that_do_not_fit(result: Fit, *, every: bool) -> Iterator[str]:
-    """A line for each method without a way that fits."""
+    """A line for each way that may fit, and for each method of which none may."""
     if every or not result.fitting:
         return
     for name in dict.fromkeys(answer.setup.method.name for answer in result.answers):
         best = result.best_of(name)
-        if not best.fits:
-            verdict = f"may fit ({_probability_text(best.least.fit_probability)})" if may_fit(best) else "does not fit"
-            yield f"  {verdict}: {setup_text(best)} {lacks_text(best)}"
+        possible = [answer for answer in result.answers if answer.setup.method.name == name and may_fit(answer)]
+        for answer in possible:
+            rate = _rate_text(answer.least)
+            yield f"  may fit ({_probability_text(answer.least.fit_probability)}): {setup_text(answer)}, micro-batch 1, {rate}"
+        if not (best.fits or possible):
+            yield f"  does not fit: {setup_text(best)} {lacks_text(best)}"
 
 
 def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Status:
@@ -318,7 +330,7 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
         table.add_row(
             name, setup_text(best) + (f"; {_largest_text(result, inputs.max)}" if inputs.max is not None else ""),
             str(best.estimate.config.micro_batch_size), bytes_text(best.estimate.fullest.needed),
-            _interval_text(best.tokens_per_second or best.estimate.samples_per_second),
+            _interval_text(tokens_per_second(best.estimate) or best.estimate.samples_per_second),
             "-" if hours is None else _interval_text(hours), "-" if cost is None else number_text(cost),
         )  # fmt: skip
     if json:

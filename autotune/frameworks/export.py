@@ -336,4 +336,6 @@ def _scalar(value: object) -> str:
     special = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in special:
         return value
-    return json.dumps(value)
+    text = json.dumps(value)
+    # YAML 1.1, as PyYAML reads it, has no number `2e-05`.
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text

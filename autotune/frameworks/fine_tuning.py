@@ -80,6 +80,11 @@ class FineTuning:
         return self.config.zero_stage == 3
 
     @property
+    def learning_rate(self) -> float:
+        """A usual one, of Axolotl's examples with adapters and TRL's default without: nobody states it to `autotune fit`."""
+        return 2e-4 if self.shape.adapts else 2e-5
+
+    @property
     def packs(self) -> bool:
         """Whether samples are packed, of documents whose lengths were stated."""
         return bool(self.workload.document_lengths)
@@ -128,6 +133,7 @@ def arguments_of(run: FineTuning) -> dict[str, Any]:
         "gradient_accumulation_steps": run.accumulation,
         **run.precision,
         "optim": run.optimizer,
+        "learning_rate": run.learning_rate,
         "gradient_checkpointing": run.recomputes,
         **({"use_cpu": True} if run.cluster.device.kind == "cpu" else {}),
         **amount_of(run, "num_train_epochs"),
@@ -172,7 +178,9 @@ def trl_file(run: FineTuning) -> Export:
         content |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
         content |= {"bnb_4bit_quant_storage": run.loaded} if run.is_sharded else {}
     content = {key: json.dumps(value) if isinstance(value, Mapping) else value for key, value in content.items()}
-    return _yaml(run, content, f"trl sft --config FILE{f' --num_processes {run.ranks}' if run.ranks > 1 else ''}")
+    flash = "packed: TRL asks for attn_implementation=flash_attention_2, which is faster than what was predicted"
+    launch = f"trl sft --config FILE{f' --num_processes {run.ranks}' if run.ranks > 1 else ''}"
+    return _yaml(run, content, launch, *[flash] * run.packs)
 
 
 def llama_factory_file(run: FineTuning) -> Export:
@@ -198,7 +206,10 @@ def llama_factory_file(run: FineTuning) -> Export:
         content |= {"bf16": False, "pure_bf16": True}
     content["disable_gradient_checkpointing"] = not content.pop("gradient_checkpointing")
     forced = "FORCE_TORCHRUN=1 " if run.ranks > 1 or run.by_deepspeed else ""
-    return _yaml(run, content, f"{forced}llamafactory-cli train FILE")
+    names = (
+        "dataset is a name of LLaMA-Factory's dataset_info.json, and template is `default`: set those of your data and model"
+    )
+    return _yaml(run, content, f"{forced}llamafactory-cli train FILE", names)
 
 
 def axolotl_file(run: FineTuning) -> Export:
@@ -222,15 +233,15 @@ def axolotl_file(run: FineTuning) -> Export:
         "gradient_accumulation_steps": arguments["gradient_accumulation_steps"],
         **amount_of(run, "num_epochs"),
         "optimizer": run.optimizer,
-        "learning_rate": 0.0002,
+        "learning_rate": run.learning_rate,
         **run.precision,
         "gradient_checkpointing": run.recomputes,
         **({"deepspeed": arguments["deepspeed"]} if run.by_deepspeed else {}),
     }
     if run.with_fsdp:
         content |= {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True, "auto_wrap_policy": WRAPS}}
-    note = "learning_rate is that of Axolotl's examples, because Axolotl needs one and none was stated"
-    return _yaml(run, content, "axolotl train FILE", note)
+    columns = "the dataset's type is alpaca (columns instruction, input and output): set that of yours, chat_template for chats"
+    return _yaml(run, content, "axolotl train FILE", columns)
 
 
 def accelerate_file(run: FineTuning) -> Export:
@@ -257,7 +268,7 @@ def accelerate_file(run: FineTuning) -> Export:
         settings = {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_auto_wrap_policy": WRAPS}
         content |= {"distributed_type": "FSDP", "fsdp_config": settings}
     sizes = f"give your program micro-batches of {run.config.micro_batch_size} and {run.accumulation} of them a step"
-    return _yaml(run, content, "accelerate launch --config_file FILE train.py", sizes)
+    return _yaml(run, content, "accelerate launch --config_file FILE train.py", sizes, states_rate=False)
 
 
 def deepspeed_file(run: FineTuning) -> Export:
@@ -273,15 +284,17 @@ def deepspeed_file(run: FineTuning) -> Export:
 NOT_MEASURED = "predicted and not measured anywhere: measure it with --measure before you rely on it"
 
 
-def notes_of(run: FineTuning, launch: str, *further: str) -> tuple[str, ...]:
+def notes_of(run: FineTuning, launch: str, *further: str, states_rate: bool = True) -> tuple[str, ...]:
     stand_ins = {"your dataset": DATASET if run.dataset == DATASET else ""}
     stand_ins["the model's Hugging Face id or folder"] = "" if "/" in run.model_name else run.model_name
     missing = [f"put {thing} in the place of {name}" for thing, name in stand_ins.items() if name]
-    return (f"start it by: {launch}", *further, *missing, run.measured or NOT_MEASURED)
+    trained = "adapters" if run.shape.adapts else "whole models"
+    rate = f"the learning rate of {run.learning_rate:g} is a usual one of {trained}, because none was stated: set yours"
+    return (f"start it by: {launch}", *[rate] * states_rate, *further, *missing, run.measured or NOT_MEASURED)
 
 
-def _yaml(run: FineTuning, content: Mapping[str, Any], launch: str, *further: str) -> Export:
-    notes = notes_of(run, launch, *further)
+def _yaml(run: FineTuning, content: Mapping[str, Any], launch: str, *further: str, states_rate: bool = True) -> Export:
+    notes = notes_of(run, launch, *further, states_rate=states_rate)
     return Export(text="".join(f"# {note}\n" for note in notes) + yaml_text(content), notes=notes)
 
 
@@ -363,7 +376,7 @@ def torchtune_file(run: FineTuning) -> Export:
         "max_steps_per_epoch": run.steps,
         "batch_size": run.config.micro_batch_size,
         "gradient_accumulation_steps": run.accumulation,
-        "optimizer": {**optimizer, "lr": 0.0002},
+        "optimizer": {**optimizer, "lr": run.learning_rate},
         **({"lr_scheduler": {"_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
                              "num_warmup_steps": 100}} if shape.adapts else {"optimizer_in_bwd": False}),
         "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
@@ -385,7 +398,7 @@ def torchtune_file(run: FineTuning) -> Export:
     downloaded = () if weights else (f"download the model by: {download}; list its *.safetensors as checkpoint_files",)
     notes = (
         *downloaded,
-        "lr is that of torchtune's examples, because none was stated",
+        "the dataset has alpaca's columns (instruction, input and output): set torchtune's class for yours",
         "predicted as Transformers trains this model; torchtune keeps adapters in the model's type, and chunks the loss",
     )
     return _yaml(run, content, launch, *notes)

@@ -95,9 +95,12 @@ def lightning_file(run: FineTuning) -> Export:
         raise ExportRefusedError("program", "Lightning has no FSDP2 for a model of Transformers", "let fit choose DDP or ZeRO")
     imports, loading, adapters = _model(run, ())
     precision = f"{next(iter(run.precision))}-mixed" if run.precision else "32-true"
-    optimizer, strategy = "torch.optim.AdamW(trained, lr=2e-4, fused=True)", ""
+    optimizer, strategy = f"torch.optim.AdamW(trained, lr={run.learning_rate:g}, fused=True)", ""
     if run.config.optimizer == "adamw8bit":
-        imports, optimizer = f"import bitsandbytes\n{imports}", "bitsandbytes.optim.AdamW8bit(trained, lr=2e-4)"
+        imports, optimizer = (
+            f"import bitsandbytes\n{imports}",
+            f"bitsandbytes.optim.AdamW8bit(trained, lr={run.learning_rate:g})",
+        )
     if run.by_deepspeed:
         # Lightning fills in sizes and types itself.
         content = {name: value for name, value in deepspeed_content(run).items() if "auto" not in str(value)}
@@ -122,7 +125,7 @@ def lightning_file(run: FineTuning) -> Export:
         rows=ROWS.format(dataset=json.dumps(run.dataset)).lstrip(),
     )  # fmt: skip
     saves = "the program saves nothing: call save_pretrained of its model where you want it"
-    return Export(text=text, notes=notes_of(run, launch, "lr is 2e-4, because none was stated", saves))
+    return Export(text=text, notes=notes_of(run, launch, saves))
 
 
 def _enabled(run: FineTuning, adapters: str) -> str:

@@ -149,7 +149,20 @@ def from_trainer(content: Mapping[str, Any], source: str) -> Imported:
         refuse_method(table, next((key for key in OF_PREFERENCES if key in table.settings), "model_name_or_path"), method)
     if table.program is SWIFT and STEPS not in table.settings:
         table.unpredicted(STEPS, "ms-swift chooses it, for 16 samples a step on all ranks", "state it")
+    if _has_chunked_loss(table.settings):
+        table.notes.append(f"the loss never has all logits, as of {TRL.title}: before 1.7 it takes their memory too")
     return read_trainer(table)
+
+
+def _has_chunked_loss(settings: Settings) -> bool:
+    """Whether backward computes pieces of the logits again [trl 1.7.0, trainer/sft_config.py: the default loss of sft]."""
+    has_nll = settings.get("loss_type") in (None, "nll", "chunked_nll")
+    return _program(settings) is TRL and has_nll and not switch_of(settings.get("use_liger_kernel"))
+
+
+def _memory_arguments(settings: Settings) -> dict[str, str] | None:
+    words = memory_arguments(settings, _program(settings))
+    return None if words is None else {**({"loss": "chunked"} if _has_chunked_loss(settings) else {}), **words}
 
 
 @cache
@@ -347,5 +360,5 @@ TRAINER = Framework(
     name="trainer", title="the Trainer", checked="transformers 5.23.0, TRL 1.16.0", options=OPTIONS, read=from_trainer,
     checks=(*OF_EVERY_TRAINER, refused("no-dataset", "dataset_name", _without_data, bool, {}, "state one of them")),
     rules=RULES, sizes=sizes_of, rewrite=_rewrite, undeclared_findings=_unknown_fields,
-    memory_arguments=lambda settings: memory_arguments(settings, _program(settings)),
+    memory_arguments=_memory_arguments,
 )  # fmt: skip

@@ -91,10 +91,12 @@ class Program:
     """Of the file's name."""
     command: str = ""
     """What each rank runs, where `{file}` is the file; empty: the user's own program, which reads it."""
+    loss: str = ""
+    """Its own loss, a word of `equations.software.Transformers.loss`; empty: that of Transformers."""
 
 
 FORMATS: Mapping[str, Program] = {
-    "trl": Program(write=trl_file, command="python -m trl.scripts.sft --config {file}"),
+    "trl": Program(write=trl_file, command="python -m trl.scripts.sft --config {file}", loss="chunked"),
     "trainer": Program(write=trainer_file, suffix=".py", command="python {file}"),
     "axolotl": Program(write=axolotl_file, command="python -m axolotl.cli.train {file}"),
     "llamafactory": Program(write=llama_factory_file, command="python -m llamafactory.launcher {file}"),
@@ -157,6 +159,14 @@ def file_of(
     pins = single_values(question.pins).items()
     missing = [f"{name}={value_text(value)}: not in this file; set it yourself" for name, value in pins if name not in WRITTEN]
     return dataclasses.replace(exported, notes=(*exported.notes, *missing))
+
+
+def with_program(inputs: PlanningFields, name: str) -> PlanningFields:
+    """The fields with the loss of the program's present release, if none is stated. Raises as `program_of`."""
+    loss = program_of(name).loss
+    if not loss or any(text.partition("=")[0].strip() == "loss" for text in inputs.libraries):
+        return inputs
+    return dataclasses.replace(inputs, libraries=(*inputs.libraries, f"loss={loss}"))
 
 
 def program_of(name: str) -> Program:

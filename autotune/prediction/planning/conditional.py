@@ -51,7 +51,7 @@ class Conditions:
         """The printed block."""
         lines = assumed_lines(self.assumed, self.results)
         words = ", ".join(item.text or item.words(item.value) for item in self.without_effect)
-        return [*lines, f"  without effect here: {words}"] if lines and words else lines
+        return [*lines, f"  without effect on this answer: {words}"] if lines and words else lines
 
     def document(self) -> list[dict[str, Any]]:
         """The JSON representation."""
@@ -104,8 +104,8 @@ def predicted(question: Question) -> ConditionalEstimate:
     )  # fmt: skip
 
 
-def _conditions(assumed: Sequence[Assumption], results: Sequence[Consequence]) -> Conditions:
-    telling = {item.assumption.name for item in results if item.changes_answer}
+def _conditions(assumed: Sequence[Assumption], results: Sequence[Consequence], *decisive: str) -> Conditions:
+    telling = {*decisive, *(item.assumption.name for item in results if item.changes_answer)}
     # What has no line of its own where nothing follows from it.
     silent = tuple(
         item
@@ -244,4 +244,4 @@ def fit_conditions(result: Fit, methods: Sequence[str]) -> Conditions:
         changes_verdict = fits is (result.fastest is None)
         verdict = Verdict.FITS if fits else Verdict.DOES_NOT_FIT
         results.append(dataclasses.replace(item, verdict=verdict, changes_verdict=changes_verdict, choice=other * fits))
-    return _conditions(assumed, results)
+    return _conditions(assumed, results, *["host_memory_bytes"] * any(answer.lacks_host for answer in result.answers))

@@ -57,15 +57,6 @@ class SetupAnswer:
         """What it lacks of card memory, then of main memory."""
         return self.lacks_card, self.lacks_host
 
-    @property
-    def tokens_per_second(self) -> Interval | None:
-        """None: only its factory knows the length of a module's samples."""
-        rate, tokens = self.estimate.samples_per_second, self.estimate.tokens_per_second
-        if tokens is None:
-            return None
-        length = tokens / rate.mean
-        return Interval(mean=tokens, low=rate.low * length, high=rate.high * length)
-
     def document(self, amount: "RunAmount | None") -> dict[str, Any]:
         """The JSON representation."""
         method = self.setup.method
@@ -86,6 +77,15 @@ class SetupAnswer:
             "hours": to_plain(hours_of(amount, self.estimate)) if amount and self.fits else None,
             **self.estimate.document(every_rank=False),
         }
+
+
+def tokens_per_second(estimate: StepEstimate) -> Interval | None:
+    """The rate in tokens; None: only its factory knows the length of a module's samples."""
+    rate, tokens = estimate.samples_per_second, estimate.tokens_per_second
+    if tokens is None:
+        return None
+    length = tokens / rate.mean
+    return Interval(mean=tokens, low=rate.low * length, high=rate.high * length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

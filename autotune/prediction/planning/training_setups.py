@@ -128,7 +128,8 @@ class TrainingSetup:
 def question_fields(inputs: PlanningFields) -> PlanningFields:
     """The fields of the question: Transformers trains a model's shape, and no data are scheduled over the steps of the run."""
     simple = None if is_factory_reference(inputs.model) else "transformers"
-    return dataclasses.replace(inputs, simple=simple, training_steps=None)
+    rank = ADAPTER_RANK if inputs.lora_rank is None and inputs.lora_targets else inputs.lora_rank
+    return dataclasses.replace(inputs, simple=simple, training_steps=None, lora_rank=rank)
 
 
 def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[str]) -> Question:
@@ -140,10 +141,11 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
     """
     assumed = [item for item in question.assumed if item.name not in ("global_batch_size", "stated_arguments")]
     if isinstance(question.model, ModelSpec):
-        rest = "what is not stated is of " if inputs.libraries else ""
+        samples = "packed samples" if inputs.document_lengths else "samples of full length (--document-lengths)"
+        stated = f"with {', '.join(inputs.libraries)}, else as " if inputs.libraries else ""
         text = (
-            f"{rest}Transformers 4.57: 16-bit products, full-length samples, its own norms and loss, scaled dot-product "
-            "attention, no dropout, a fused optimizer"
+            f"{stated}Transformers 4.57: 16-bit products, {samples}, its own norms and loss, scaled dot-product attention, no "
+            "dropout, a fused optimizer"
         )
         assumed.append(Assumption(name="stated_arguments", value="transformers", stated_by="--library", text=text))
     if inputs.global_batch_size is None:
@@ -167,8 +169,9 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
         )
         assumed.append(Assumption(name="loading", value="shards", stated_by="--library", text=text))
     if inputs.lora_rank is None and any(method.adapts for method in methods_of(question.model, methods)):
-        text = f"adapters have rank {ADAPTER_RANK}, on queries, keys, values and the outputs of attention"
-        assumed.append(Assumption(name="lora_rank", value=ADAPTER_RANK, stated_by="--lora-rank, --lora-targets", text=text))
+        targets = "" if inputs.lora_targets else ", on queries, keys, values and the outputs of attention"
+        text, options = f"adapters have rank {ADAPTER_RANK}{targets}", f"--lora-rank{', --lora-targets' if targets else ''}"
+        assumed.append(Assumption(name="lora_rank", value=ADAPTER_RANK, stated_by=options, text=text))
     return dataclasses.replace(question, assumed=tuple(assumed))
 
 
