@@ -98,7 +98,7 @@ class AnswerAt:
     verdict: str
     """Whether the configuration fits."""
     peak_memory_bytes: float
-    """Of the fullest rank."""
+    """That the fullest rank needs, without what its allocator only keeps."""
     tokens_per_second: float | None
     """None: only its factory knows the length of a module's samples."""
     samples_per_second: float

@@ -177,7 +177,7 @@ def faster(case: LintCase, present: StepEstimate) -> str:
     same = realised(case, case.config, case.batch) or case  # with the settings of the cluster's size
     changes = written(changed_settings(same, nearest[0].case))
     rates = f"{best.tflops_per_device:.0f} instead of {present.tflops_per_device:.0f} TFLOP/s a device"
-    return f"faster by prediction: {changes}: {rates}, {best.peak_memory_bytes.mean / GIB:.0f} GiB"
+    return f"faster by prediction: {changes}: {rates}, {best.fullest.needed / GIB:.0f} GiB"
 
 
 def changed_settings(source: LintCase, case: LintCase) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Remedy:
 
     def __str__(self) -> str:
         steps = " and ".join(filter(None, (written(self.changes), self.devices)))
-        return f"{steps}: {self.estimate.peak_memory_bytes.mean / GIB:.0f} GiB{self.program}"
+        return f"{steps}: {self.estimate.fullest.needed / GIB:.0f} GiB{self.program}"
 
 
 def fit(case: LintCase, answer: ConditionalEstimate) -> Iterator[Finding]:
@@ -57,12 +57,12 @@ def fit(case: LintCase, answer: ConditionalEstimate) -> Iterator[Finding]:
     estimate, least = answer.estimate, answer.most_favourable
     if verdict_of(estimate) is not Verdict.DOES_NOT_FIT:
         return
-    figure = f"{estimate.peak_memory_bytes.mean / GIB:.0f} GiB of {estimate.memory_limit_bytes / GIB:.0f} GiB"
+    figure = f"{estimate.fullest.needed / GIB:.0f} GiB of {estimate.memory_limit_bytes / GIB:.0f} GiB"
     if verdict_of(least) is Verdict.DOES_NOT_FIT:
         problem = f"predicted {figure} on the fullest device (fits with probability {estimate.fit_probability:.2f})"
         if answer.favourable_values:
             values = ", ".join(f"{name}={value}" for name, value in answer.favourable_values.items())
-            problem += f", and {least.peak_memory_bytes.mean / GIB:.0f} GiB even with {values}"
+            problem += f", and {least.fullest.needed / GIB:.0f} GiB even with {values}"
         yield lacking(case, problem, _remedy(case))
         return
     remedy = remedy_of(case)

@@ -34,7 +34,7 @@ class AlternativeAnswer:
     verdict: str
     """fits, may fit or does not fit."""
     peak_memory_bytes: float
-    """Peak memory of the fullest rank, in bytes."""
+    """Bytes that the fullest rank needs, without what its allocator only keeps."""
     tokens_per_second: float | None
     """Tokens/s of all ranks together; null: only its factory knows the length of a module's samples."""
     samples_per_second: float

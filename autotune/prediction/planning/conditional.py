@@ -84,7 +84,7 @@ class ConditionalEstimate:
         else:
             return ""
         words = " and ".join(f"{name}={value_text(value)}" for name, value in values.items())
-        return f"as assumed; {verdict_of(estimate)} if {words} ({estimate.peak_memory_bytes.mean / 2**30:.3g} GiB)"
+        return f"as assumed; {verdict_of(estimate)} if {words} ({estimate.fullest.needed / 2**30:.3g} GiB)"
 
 
 def predicted(question: Question) -> ConditionalEstimate:

@@ -168,7 +168,7 @@ def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, a
     larger = abs(math.log(estimate.fullest.needed / answer.fullest.needed))
     return Consequence(
         assumption=assumption, value=value, estimate=estimate, verdict=verdict_of(estimate).value,
-        peak_memory_bytes=estimate.peak_memory_bytes.mean, tokens_per_second=estimate.tokens_per_second,
+        peak_memory_bytes=estimate.fullest.needed, tokens_per_second=estimate.tokens_per_second,
         samples_per_second=estimate.samples_per_second.mean,
         changes_verdict=verdict_of(estimate) is not verdict_of(answer), changes_rate=not low <= rate <= high,
         distance=faster + larger,

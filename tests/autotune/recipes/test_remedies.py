@@ -44,7 +44,7 @@ def test_a_remedy_fits_with_its_figure(file: str, cluster: str, model: str, star
     assert finding.remedy.startswith(starts), finding.remedy
     changed = outlook(found.case.changed(finding.fix))
     assert isinstance(changed, StepEstimate) and fits(changed)
-    assert finding.remedy.endswith(f": {changed.peak_memory_bytes.mean / GIB:.0f} GiB")
+    assert finding.remedy.endswith(f": {changed.fullest.needed / GIB:.0f} GiB")
 
 
 def test_more_devices_have_their_number_and_divide_the_states() -> None:
@@ -53,7 +53,7 @@ def test_more_devices_have_their_number_and_divide_the_states() -> None:
     assert match is not None, memory_remedy(found)
     there = linted(RECIPES / "titan-llama3-405b.toml", f"dgx-h100:{match[2]}").outlook
     assert isinstance(there, StepEstimate) and fits(there)
-    assert f"{there.peak_memory_bytes.mean / GIB:.0f}" == match[3]
+    assert f"{there.fullest.needed / GIB:.0f}" == match[3]
     fewer = linted(RECIPES / "titan-llama3-405b.toml", f"dgx-h100:{int(match[2]) // 2}").outlook
     assert isinstance(fewer, StepEstimate) and not fits(fewer)
 
@@ -78,7 +78,7 @@ def test_it_is_certain_only_if_no_plausible_value_fits(tmp_path: Path) -> None:
     assert [finding.effect for finding in stated.findings] == [Effect.DOES_NOT_FIT]
     good = linted(path, "dgx-h100:1", "qwen2.5-7b", 16384, ("activation_checkpointing=full", "micro_batch_size=1"))
     assert good.findings == () and isinstance(good.outlook, StepEstimate)
-    assert f"activation_checkpointing=full ({good.outlook.peak_memory_bytes.mean / GIB:.3g} GiB)" in finding.problem
+    assert f"activation_checkpointing=full ({good.outlook.fullest.needed / GIB:.3g} GiB)" in finding.problem
 
 
 def test_a_certainly_faster_layout_is_offered_with_its_rate() -> None:

@@ -53,7 +53,7 @@ def test_a_consequence_is_the_prediction_with_the_value_stated(cluster: str, pin
         (estimate,) = estimates(stated, [stated.config()])
         assert estimate.config == item.estimate.config
         assert item.tokens_per_second == pytest.approx(estimate.tokens_per_second)
-        assert item.peak_memory_bytes == pytest.approx(estimate.peak_memory_bytes.mean)
+        assert item.peak_memory_bytes == pytest.approx(estimate.fullest.needed)
         assert item.changes_verdict is (verdict_of(estimate) is not verdict_of(answer.estimate))
 
 
