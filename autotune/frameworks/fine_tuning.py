@@ -206,9 +206,7 @@ def llama_factory_file(run: FineTuning) -> Export:
         content |= {"bf16": False, "pure_bf16": True}
     content["disable_gradient_checkpointing"] = not content.pop("gradient_checkpointing")
     forced = "FORCE_TORCHRUN=1 " if run.ranks > 1 or run.by_deepspeed else ""
-    names = (
-        "dataset is a name of LLaMA-Factory's dataset_info.json, and template is `default`: set those of your data and model"
-    )
+    names = "dataset is a name of its dataset_info.json, and template is `default`: set those of your data and model"
     return _yaml(run, content, f"{forced}llamafactory-cli train FILE", names)
 
 

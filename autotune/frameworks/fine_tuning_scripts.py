@@ -97,10 +97,8 @@ def lightning_file(run: FineTuning) -> Export:
     precision = f"{next(iter(run.precision))}-mixed" if run.precision else "32-true"
     optimizer, strategy = f"torch.optim.AdamW(trained, lr={run.learning_rate:g}, fused=True)", ""
     if run.config.optimizer == "adamw8bit":
-        imports, optimizer = (
-            f"import bitsandbytes\n{imports}",
-            f"bitsandbytes.optim.AdamW8bit(trained, lr={run.learning_rate:g})",
-        )
+        imports = f"import bitsandbytes\n{imports}"
+        optimizer = f"bitsandbytes.optim.AdamW8bit(trained, lr={run.learning_rate:g})"
     if run.by_deepspeed:
         # Lightning fills in sizes and types itself.
         content = {name: value for name, value in deepspeed_content(run).items() if "auto" not in str(value)}
