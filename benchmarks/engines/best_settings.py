@@ -18,7 +18,7 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ def _variants(stage: int, block: int) -> Iterator[tuple[str, list[str], dict[str
                 continue
         words = [word for word in (bucket, prefetch) if word]
         yield "native", words, knobs, {}
+        if stage in (1, 2):
+            yield "native", [*words, "gathered in forward"], knobs | {"overlap_param_gather": True}, {}
         if stage == 0:
             yield "native", [*words, "gradients in place"], knobs | {"contiguous_gradients": False}, {}
             yield "ddp", words, knobs, {}
@@ -85,24 +87,27 @@ def _variants(stage: int, block: int) -> Iterator[tuple[str, list[str], dict[str
             yield "fsdp2", words, resharded, {"keeps_root": True, "prefetches": blocks, "beside": beside}
 
 
-def run(setting: Setting, stage: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def run(setting: Setting, stage: int, swept: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Sweep every engine of which `swept`, of an earlier run, lacks a variant; then train the finalists in turns."""
     name = f"stage {stage}"
     plan = {
         "model": to_plain(setting.model),
         "workload": to_plain(setting.workload),
         "config": to_plain(setting.config),
         "ranks": RANKS,
-        "sweeps": {
-            name: [
-                variant for variant in variants(stage, setting.model) if arguments.deepspeed or variant["engine"] != "deepspeed"
-            ]
-        },
+        "sweeps": {name: chosen_variants(setting, stage, arguments)},
+        "swept": swept,
         "finalists": FINALISTS,
         "swept_steps": SWEPT_STEPS,
         "rounds": arguments.rounds,
         "steps": 2,
     }
     return run_ranks(plan, arguments.rate)[name]
+
+
+def chosen_variants(setting: Setting, stage: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The variants of the engines that are installed."""
+    return [one for one in variants(stage, setting.model) if arguments.deepspeed or one["engine"] != "deepspeed"]
 
 
 def contest(name: str, found: dict[str, Any], samples: int) -> tuple[list[str], Estimate]:
@@ -148,9 +153,9 @@ def introduction(arguments: argparse.Namespace, ratios: dict[str, Estimate], *, 
         "",
         (f"Written by `benchmarks/engines/best_settings.py`: torch {torch.__version__}, {deepspeed}, {RANKS} ranks of one "
         f"thread on {os.cpu_count()} cores, gloo over {link}. Each engine is swept over its own settings (bucket and prefetch "
-        "sizes, compiled blocks, how gradients are reduced and parameters kept; at stage 3 no more than three blocks whole); "
-        f"its {FINALISTS} fastest then train in turns with those of the others, {arguments.rounds} rounds of 2 steps, 95 % "
-        "intervals over the rounds. Same model class, weights, data, fused AdamW and clipping for all; losses agree to "
+        "sizes, compiled blocks, how gradients are reduced and parameters gathered and kept; at stage 3 no more than three "
+        f"blocks whole); its {FINALISTS} fastest then train in turns with those of the others, {arguments.rounds} rounds of 2 "
+        "steps, 95 % intervals over the rounds. Same model class, weights, data, fused AdamW and clipping; losses agree to "
         f"{LOSS_BOUND:g}. gloo executes FSDP2's reductions while nothing computes; see [equal settings](engine-benchmark.md)."),
         "",
         (f"Native's samples/s over the best peer's: at least {TARGET} in {reached} of {len(ratios)} contests, at least 1 in "
@@ -170,7 +175,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--rate", default="500mbit", help="rate of the link, as tc writes it; none: loopback")
     parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--json", type=Path, help="raw figures; contests that are in it are not run again")
+    parser.add_argument(
+        "--json", type=Path, help="raw figures; what is in it is not run again, unless an engine has new variants"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments.deepspeed = importlib.util.find_spec("deepspeed") is not None
@@ -179,16 +186,20 @@ def main() -> int:
         return 0
     raw = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
     lines, ratios = list[str](), dict[str, Estimate]()
-    for name in arguments.settings:
-        lines += [f"## {name}", "", f"{SETTINGS[name]}."]
-        for stage in arguments.stages:
+    for name in ("small", "large"):
+        setting = SETTINGS[name]
+        lines += [f"## {name}", "", f"{setting}."]
+        for stage in range(4):
             key = f"{name}, stage {stage}"
-            if key not in raw:
-                raw[key] = run(SETTINGS[name], stage, arguments)
+            swept = raw.get(key, {}).get("swept", {})
+            is_whole = all(one["name"] in swept for one in chosen_variants(setting, stage, arguments))
+            if name in arguments.settings and stage in arguments.stages and not is_whole:
+                raw[key] = run(setting, stage, swept, arguments)
                 if arguments.json:
                     arguments.json.write_text(json.dumps(raw))
-            more, ratios[key] = contest(key, raw[key], SETTINGS[name].workload.global_batch_size)
-            lines += more
+            if key in raw:
+                more, ratios[key] = contest(key, raw[key], setting.workload.global_batch_size)
+                lines += more
         lines.append("")
     lines = introduction(arguments, ratios, shaped=arguments.rate != "none") + lines
     print("\n".join(lines))

@@ -113,7 +113,8 @@ def _take_turns(context: RankContext, turns: list[Turn], plan: dict[str, Any]) -
 
 
 def run_sweep(context: RankContext, plan: dict[str, Any], variants: list[dict[str, Any]]) -> dict[str, Any]:
-    """Time every variant alone, then the `finalists` fastest of each engine in turns.
+    """Time every variant alone, of engines with one that was not `swept` before; then the `finalists` fastest of each engine in
+    turns.
 
     Returns the swept seconds by variant (the fastest step; the error, where the engine refuses its settings) and the
     finalists' measurements.
@@ -127,8 +128,12 @@ def run_sweep(context: RankContext, plan: dict[str, Any], variants: list[dict[st
             turn.step(context, keep=False)
         return turn
 
+    changed = {variant["engine"] for variant in variants if variant["name"] not in plan["swept"]}
     swept: dict[str, float | str] = {}
     for variant in variants:
+        if variant["engine"] not in changed:
+            swept[variant["name"]] = plan["swept"][variant["name"]]
+            continue
         try:
             turn = built(variant)
         except Exception as error:  # both ranks fail alike, before or after the same collectives
