@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from rich.table import Table
 from autotune.cli.fields import read_fields
 from autotune.cli.options import SweepOfWays, WantedFile
 from autotune.cli.predict import asked_question, question_document
-from autotune.cli.status import Status, print_line, print_note, write_document, write_export
+from autotune.cli.status import Status, print_note, write_document, write_export
 from autotune.errors import RequestError
 from autotune.prediction.planning.conditional import Conditions, fitted
 from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.estimate import StepEstimate
-from autotune.prediction.planning.fit import Fit, Remedy, SetupAnswer, hours_of, tokens_per_second
+from autotune.prediction.planning.fit import Fit, Remedy, SetupAnswer, hours_of
 from autotune.prediction.planning.largest import Dimension
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.training_setups import question_fields
@@ -95,10 +95,9 @@ def _write(result: Fit, conditions: Conditions, inputs: PlanningFields, file: Wa
     from autotune.recipes.fit_recipe import fastest_file
 
     answer, exported = fastest_file(result, inputs, file.format, file.dataset)
-    for line in conditions.lines():
-        print_line(line)
-    print_line(f"{setup_text(answer)}, {_sizes_text(answer.estimate)}")
-    print_line(f"  {_rate_text(answer.estimate)}{_hours_text(result, answer.estimate, inputs.price)}")
+    way = f"{setup_text(answer)}, {_sizes_text(answer.estimate)}"
+    rate = f"  {_rate_text(answer.estimate)}{_hours_text(result, answer.estimate, inputs.price)}"
+    _print_lines((*conditions.lines(), way, rate), Console(stderr=True))
     write_export(exported.text, exported.notes, file.out)
     return Status.OK
 
@@ -110,25 +109,21 @@ def setup_text(answer: SetupAnswer) -> str:
     return f"{setup.method.title} {'on' if setup.sharding.name == 'one card' else 'with'} {setup.sharding.name}{recomputed}"
 
 
-def _print_fit(result: Fit, conditions: Conditions, inputs: PlanningFields, console: Console, *, every: bool) -> None:
-    def print_line(text: str, style: str = "") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+def _print_lines(lines: Iterable[str], console: Console, style: str = "") -> None:
+    for line in lines:
+        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    for line in conditions.lines():
-        print_line(line)
-    print_line(_question_text(result.question))
-    for line in _headlines(result, conditions, inputs):
-        print_line(line, "bold")
-    print_line("")
+
+def _print_fit(result: Fit, conditions: Conditions, inputs: PlanningFields, console: Console, *, every: bool) -> None:
+    _print_lines((*conditions.lines(), _question_text(result.question)), console)
+    _print_lines((*_headlines(result, conditions, inputs), ""), console, "bold")
     console.print_table(_table(result, every=every), "host", "longest", "most", "batch", "hours")
-    for line in _that_do_not_fit(result, every=every):
-        print_line(line, "dim")
     program = "with Transformers, PEFT, bitsandbytes, DeepSpeed and FSDP" if result.question.simple else "with its engine"
-    print_line(
+    source = (
         f"  predicted {program} by {result.question.calibration_source}; nothing was run. Fits: with a probability of "
-        f"{result.probability:.0%} or more; intervals hold nine times in ten{_bands_text(result)}",
-        "dim",
+        f"{result.probability:.0%} or more; intervals hold nine times in ten{_bands_text(result)}"
     )
+    _print_lines((*_that_do_not_fit(result, every=every), source), console, "dim")
 
 
 def _bands_text(result: Fit) -> str:
@@ -194,7 +189,7 @@ def _probability_text(probability: float) -> str:
 
 
 def _rate_text(estimate: StepEstimate) -> str:
-    tokens = tokens_per_second(estimate)
+    tokens = estimate.token_rate
     return f"{_interval_text(tokens or estimate.samples_per_second)} {'tokens' if tokens else 'samples'}/s"
 
 
@@ -330,15 +325,14 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
         table.add_row(
             name, setup_text(best) + (f"; {_largest_text(result, inputs.max)}" if inputs.max is not None else ""),
             str(best.estimate.config.micro_batch_size), bytes_text(best.estimate.fullest.needed),
-            _interval_text(tokens_per_second(best.estimate) or best.estimate.samples_per_second),
+            _interval_text(best.estimate.token_rate or best.estimate.samples_per_second),
             "-" if hours is None else _interval_text(hours), "-" if cost is None else number_text(cost),
         )  # fmt: skip
     if json:
         write_document({"cards": documents})
     else:
         console = Console()
-        for line in lines:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _print_lines(lines, console)
         console.print_table(table, "price", "hours", "batch", "per card")
     return Status.OK if fits else Status.NOTHING_FEASIBLE
 

@@ -186,8 +186,9 @@ def main() -> int:
         return 0
     raw = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
     lines, ratios = list[str](), dict[str, Estimate]()
-    for name in ("small", "large"):
-        setting = SETTINGS[name]
+    for name, setting in SETTINGS.items():
+        if name not in arguments.settings and not any(key.startswith(f"{name}, ") for key in raw):
+            continue
         lines += [f"## {name}", "", f"{setting}."]
         for stage in range(4):
             key = f"{name}, stage {stage}"

@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from autotune.prediction.planning.fit import SetupAnswer, fit, tokens_per_second
+from autotune.prediction.planning.fit import SetupAnswer, fit
 from autotune.prediction.planning.question import cluster_of, model_of, question_about
 from autotune.prediction.planning.training_setups import fine_tuning
 from autotune.question.question import PlanningFields
@@ -41,7 +41,7 @@ def rows_of(asked: tuple[str, str, int, int]) -> list[list[object]]:
 
 
 def _row(answer: SetupAnswer) -> list[object]:
-    estimate, rate = answer.estimate, tokens_per_second(answer.estimate)
+    estimate, rate = answer.estimate, answer.estimate.token_rate
     assert rate is not None
     sizes = (estimate.fullest.needed, estimate.host_memory_bytes, answer.least.fullest.needed)
     return [

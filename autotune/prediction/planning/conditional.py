@@ -104,7 +104,7 @@ def predicted(question: Question) -> ConditionalEstimate:
     )  # fmt: skip
 
 
-def _conditions(assumed: Sequence[Assumption], results: Sequence[Consequence], *decisive: str) -> Conditions:
+def _conditions(assumed: Sequence[Assumption], results: Sequence[Consequence], decisive: Sequence[str] = ()) -> Conditions:
     telling = {*decisive, *(item.assumption.name for item in results if item.changes_answer)}
     # What has no line of its own where nothing follows from it.
     silent = tuple(
@@ -244,4 +244,5 @@ def fit_conditions(result: Fit, methods: Sequence[str]) -> Conditions:
         changes_verdict = fits is (result.fastest is None)
         verdict = Verdict.FITS if fits else Verdict.DOES_NOT_FIT
         results.append(dataclasses.replace(item, verdict=verdict, changes_verdict=changes_verdict, choice=other * fits))
-    return _conditions(assumed, results, *["host_memory_bytes"] * any(answer.lacks_host for answer in result.answers))
+    decisive = ("host_memory_bytes",) if any(way.lacks_host for way in result.answers) else ()
+    return _conditions(assumed, results, decisive)

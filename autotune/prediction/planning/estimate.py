@@ -101,6 +101,15 @@ class StepEstimate:
     tokens, averaged over the run."""
 
     @property
+    def token_rate(self) -> Interval | None:
+        """`tokens_per_second` with its band."""
+        rate, tokens = self.samples_per_second, self.tokens_per_second
+        if tokens is None:
+            return None
+        length = tokens / rate.mean
+        return Interval(mean=tokens, low=rate.low * length, high=rate.high * length)
+
+    @property
     def fullest(self) -> RankEstimate:
         """The rank with the highest share of its device's memory."""
         return max(self.ranks, key=lambda rank: rank.total / rank.capacity_ratio)

@@ -79,15 +79,6 @@ class SetupAnswer:
         }
 
 
-def tokens_per_second(estimate: StepEstimate) -> Interval | None:
-    """The rate in tokens; None: only its factory knows the length of a module's samples."""
-    rate, tokens = estimate.samples_per_second, estimate.tokens_per_second
-    if tokens is None:
-        return None
-    length = tokens / rate.mean
-    return Interval(mean=tokens, low=rate.low * length, high=rate.high * length)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAmount:
     """How much is to be trained."""

@@ -314,7 +314,7 @@ def _watch_until_end(trial: Trial, command: CommandModel, watch: ScriptWatch, be
     # Before the ranks themselves are killed.
     limit = timeout - min(0.02 * timeout + 1.0 + ABORT_SECONDS, timeout / 2) - passed
     first_report = min(command.report_seconds or timeout / 2, limit)
-    settled_at: dict[bool, float] = {}
+    settled_at: dict[bool, float] = {}  # whether a rank has failed, or one was measured -> when
     while True:
         rows = _gather_rows(trial, watch, first_report)
         elapsed = max(row.elapsed for row in rows)  # of all ranks, so that all conclude in the same iteration
