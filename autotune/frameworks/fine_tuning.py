@@ -86,8 +86,8 @@ class FineTuning:
 
     @property
     def packs(self) -> bool:
-        """Whether samples are packed, of documents whose lengths were stated."""
-        return bool(self.workload.document_lengths)
+        """Whether documents are packed into samples."""
+        return self.config.pack_sequences
 
     @property
     def targets(self) -> list[str]:

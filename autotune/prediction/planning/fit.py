@@ -19,11 +19,12 @@ from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.largest import largest_count, sizes_of_models
 from autotune.prediction.planning.memory_fit import PROBABILITY, MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.training_setups import TrainingSetup, setups_of, step_workload
+from autotune.prediction.planning.training_setups import TrainingSetup, packs, setups_of, step_workload
 from autotune.question.field import option_name
 from autotune.question.question import PlanningFields
 from search_spaces.models.model import ModelSpec, Position
 from search_spaces.plain import to_plain
+from search_spaces.training.data_schedule import packed_rows
 from search_spaces.trial import Interval, Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -225,8 +226,11 @@ def run_amount(question: Question, inputs: PlanningFields) -> RunAmount | None:
     passes = f"{epochs:g} epoch{'s' if epochs != 1 else ''} of {rows:,} rows"
     if not lengths:
         return RunAmount(samples=epochs * rows, text=f"{passes}, each padded to {length:,} tokens")
-    mean = sum(lengths) / len(lengths)
-    return RunAmount(samples=epochs * rows * mean / length, text=f"{passes} of {mean:,.0f} tokens, packed to {length:,}")
+    mean, laid = sum(lengths) / len(lengths), f"padded to {length:,}"
+    if packs(question):
+        full = sum(lengths) / (len(packed_rows(lengths, length)) * length)
+        laid = f"packed to {length:,}" + (f", which are {full:.0%} full" if full < 0.95 else "")
+    return RunAmount(samples=epochs * rows * mean / length, text=f"{passes} of {mean:,.0f} tokens, {laid}")
 
 
 def fit(

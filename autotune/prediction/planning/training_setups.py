@@ -22,11 +22,14 @@ from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.rules.table import check_config, illegal
 from search_spaces.spaces import device_defaults
+from search_spaces.training.data_schedule import MOST_DOCUMENTS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 ADAPTER_RANK, BATCH = 16, 64
 """Rank of adapters, and least samples per optimizer step, where none are stated."""
+ROWS = 16
+"""Least number of rows that documents are packed into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +144,8 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
     """
     assumed = [item for item in question.assumed if item.name not in ("global_batch_size", "stated_arguments")]
     if isinstance(question.model, ModelSpec):
-        samples = "packed samples" if inputs.document_lengths else "samples of full length (--document-lengths)"
+        padded = "padded documents" if inputs.document_lengths else "samples of full length (--document-lengths)"
+        samples = "packed samples" if packs(question) else padded
         stated = f"with {', '.join(inputs.libraries)}, else as " if inputs.libraries else ""
         text = (
             f"{stated}Transformers 4.57: 16-bit products, {samples}, its own norms and loss, scaled dot-product attention, no "
@@ -153,6 +157,8 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
         batch = -(-BATCH // ranks) * ranks
         question = dataclasses.replace(question, global_batch_size=batch)
         assumed.append(assumption("global_batch_size", batch, option_name("global_batch_size")))
+    if isinstance(question.model, ModelSpec):
+        question = dataclasses.replace(question, document_lengths=_repeated(question))
     words = {}
     for text in inputs.libraries:
         name, equals, word = text.partition("=")
@@ -175,6 +181,21 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
     return dataclasses.replace(question, assumed=tuple(assumed))
 
 
+def packs(question: Question) -> bool:
+    """Whether documents are packed into samples: libraries do it unless it is pinned, an own module only if it is."""
+    default = bool(question.document_lengths) and isinstance(question.model, ModelSpec)
+    return bool(single_values(question.pins).get("pack_sequences", default))
+
+
+def _repeated(question: Question) -> tuple[int, ...]:
+    """The sample of documents so often that the last row, which they hardly fill, counts for little, as in a dataset."""
+    lengths = question.document_lengths
+    if not lengths:
+        return ()
+    times = -(-ROWS * question.sequence_length // sum(lengths))
+    return lengths * max(min(times, MOST_DOCUMENTS // len(lengths)), 1)
+
+
 def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingSetup]:
     """Every way that the pins, the rules and the model allow.
 
@@ -189,6 +210,7 @@ def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingS
         # By default the Trainer neither compiles nor sets torch's allocator. Cards without bf16 train in fp16.
         half = "bf16" if question.cluster.device.supports("bf16") else "fp16"
         defaults = defaults.replace({"compile_blocks": False, "expandable_segments": False, "precision": half})
+        defaults = defaults.replace({"pack_sequences": packs(question)})
     base = defaults.replace({"micro_batch_size": 1, **pins})
     words = question.stated_arguments or {}
     alone = question.cluster.world_size == 1
@@ -218,7 +240,7 @@ def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingS
                 setup = TrainingSetup(
                     method=method, sharding=sharding, recomputes=recomputes, question=of_method, base=base.replace(knobs)
                 )  # fmt: skip
-                refused = check_config(setup.base, _context(setup))
+                refused = check_config(setup.base.replace({"pack_sequences": False}), _context(setup))  # libraries pack all
                 refusals += refused
                 if not refused:
                     setups.append(setup)

@@ -164,6 +164,30 @@ def test_a_run_is_stated_in_one_way() -> None:
         run_amount(question, PlanningFields(epochs=1.0))
 
 
+def test_documents_are_packed_as_the_libraries_do() -> None:
+    whole = fit(asked("llama-2-7b", "1x24GB", sequence_length=2048), methods=["qlora"])
+    for lengths in ((200, 400, 300, 500), (512,), (2048,)):  # of which the first leave a third of a row free, taken once
+        packed = fit(asked("llama-2-7b", "1x24GB", sequence_length=2048, document_lengths=lengths), methods=["qlora"])
+        rates = [answer.fastest.estimate.samples_per_second.mean for answer in (packed, whole) if answer.fastest]
+        assert 0.97 < rates[0] / rates[1] < 1.2  # attention reads less
+    pins: dict[str, Pin] = {"pack_sequences": False}
+    question = asked("llama-2-7b", "1x24GB", sequence_length=2048, document_lengths=(512,), pins=pins)
+    padded = fit(question, methods=["qlora"])
+    assert padded.fastest is not None
+    assert whole.fastest is not None
+    assert padded.fastest.estimate.samples_per_second.mean * 4 == pytest.approx(
+        whole.fastest.estimate.samples_per_second.mean, rel=1e-6
+    )
+    amount = run_amount(question, PlanningFields(dataset_rows=4))
+    assert amount is not None
+    assert amount.text == "1 epoch of 4 rows of 512 tokens, padded to 2,048"
+    half = run_amount(
+        asked("llama-2-7b", "1x24GB", sequence_length=2048, document_lengths=(1100, 1030)), PlanningFields(dataset_rows=4)
+    )
+    assert half is not None
+    assert half.text.endswith("packed to 2,048, which are 52% full")
+
+
 @pytest.mark.prove
 def test_pins_and_stated_adapters_hold_in_every_way() -> None:
     pins: dict[str, Pin] = {"zero_stage": 3, "activation_checkpointing": "full", "micro_batch_size": 2}
