@@ -1,5 +1,6 @@
 """`autotune sweep --inside -- COMMAND`: starts the user's whole run, which tunes itself in its own steps."""
 
+import contextlib
 import json
 import os
 import re
@@ -36,7 +37,7 @@ _LINE = (
 
 
 def inside_command(options: SweepOptions, fields: Mapping[str, Any], ranks: Sequence[int]) -> Status:
-    """Run the command to its end. Its Trainer tunes itself; the job is written when the search is over and the run ends.
+    """Run the command to its end. Its Trainer tunes itself; the job is recorded when its search is over, and the run goes on.
 
     Raises:
         RequestError: there is no command, its loop is not one that the probe can steer, or the share is none.
@@ -55,14 +56,21 @@ def inside_command(options: SweepOptions, fields: Mapping[str, Any], ranks: Sequ
         variables = install_probe(Path(folder), os.environ.get("PYTHONPATH"), None)
         inside = {"AUTOTUNE_INSIDE": str(Path(folder) / "runs.json"), "AUTOTUNE_INSIDE_SHARE": str(share)}
         environment = {**os.environ, **variables, **inside}
-        code = subprocess.run(python_command(words), env=environment, check=False).returncode
-        ended = [run for key, run in memory.records().items() if kept.get(key) != run]
+        job_id = None
+        with subprocess.Popen(python_command(words), env=environment) as process:
+            code = None
+            while code is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(1.0)
+                for key, run in memory.records().items():
+                    if kept.get(key) != run:
+                        job_id, kept[key] = record_job(database, run), run
+                        Console(stderr=True).print(f"recorded as job {job_id}", highlight=False)
         problems = problems_of(Path(folder))
-    if not ended:
+    if job_id is None:
         reason = problems[0] if problems else "it ended before its search was over"
         Console(stderr=True).print(f"nothing is recorded of the run: {reason}", highlight=False, markup=False)
         return Status.OK if code == 0 else Status.FAILURE
-    job_id = record_job(database, ended[0])
     with open_store(database) as store:
         snapshot = read_snapshot(store, job_id)
     job = snapshot.job

@@ -1,8 +1,12 @@
 """A run that tuned itself, as a job: its settings are trials, and its answer is what the next run starts with."""
 
 import contextlib
+import json
 import math
 import shlex
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 
 from autotune.inside.memory import RunIdentity, RunRecord, VisitedSetting
@@ -63,6 +67,15 @@ def record_job(database: str, run: RunRecord) -> str:
     return job.id
 
 
+def start_recording(database: str, run: RunRecord) -> subprocess.Popen[str]:
+    """Start a process that stores the run as a job and prints its id: to load what that needs would hold the training up."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as record:
+        json.dump(to_plain(run), record)
+        record.seek(0)
+        words = [sys.executable, "-m", "autotune.inside.job", database]
+        return subprocess.Popen(words, stdin=record, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 _CARRIED = {
     "per_device_train_batch_size": "{micro_batch_size}",
     "gradient_accumulation_steps": "{gradient_accumulation_steps}",
@@ -107,3 +120,7 @@ def recorded_runs(database: str) -> list[RunRecord]:
             with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
                 records.append(from_plain(RunRecord, (store.jobs.prior(job.id) or {})[TAG]))
     return records[::-1]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(record_job(sys.argv[1], from_plain(RunRecord, json.load(sys.stdin))))

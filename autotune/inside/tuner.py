@@ -4,6 +4,7 @@ import atexit
 import dataclasses
 import logging
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,7 +83,7 @@ class InRunTuner:
             raise RequestError("model", "is DeepSpeed's pipeline, which divides its own steps", "sweep the script")
         self.agreement = Agreement()
         self._steps = TunedSteps(model, optimizer, self.agreement, count)
-        self.left_out: dict[str, str] = {}
+        self.left_out = {"num_workers": "other workers would draw other random augmentations"}
         """Knob -> why it does not change in this run."""
         self.paused_seconds = 0.0
         self._model, self._count, self._total_steps, self._share, self._headroom = model, count, steps, share, headroom
@@ -437,7 +438,7 @@ class InRunTuner:
         """Keep the answer for the next run."""
         schedule = self.schedule
         assert schedule is not None
-        self._record = RunRecord(
+        record = RunRecord(
             run=self._identity,
             answer=Remembered(
                 setting=self._space.named(schedule.incumbent),
@@ -450,26 +451,33 @@ class InRunTuner:
             ),
             journal="\n".join(f"step {decision.step}: {decision.text}" for decision in schedule.journal),
         )
-        self._memory.write(self._record)
+        self._memory.write(record)
+        if self._is_database():
+            from autotune.inside.job import start_recording  # a run with a file needs torch alone
 
-    _record: RunRecord | None = None
+            self._collect()
+            self._recording = start_recording(str(self._remember), record)
+
+    _recording: subprocess.Popen[str] | None = None
     job_id: str | None = None
-    """The job of the run, once it is recorded."""
+    """The job of the run's newest search, once the tuner is closed."""
+
+    def _collect(self) -> None:
+        """Wait for the record of an earlier search."""
+        if self._recording is not None:
+            output, errors = self._recording.communicate()
+            self.job_id, self._recording = output.strip() or None, None
+            problem = errors.strip().rsplit("\n", 1)[-1]
+            self._report(f"recorded as job {self.job_id}" if self.job_id else f"the run is not recorded as a job: {problem}")
 
     def close(self) -> None:
-        """End the search with the run: record the job in a database, and give the optimizer its own methods back.
+        """End the search with the run: wait for the record of its job, and give the optimizer its own methods back.
 
         The end of the process calls it otherwise.
         """
         self._steps.close()
         atexit.unregister(self.close)
-        if self._record is not None and self._is_database():
-            # The database and what verdicts need are loaded only here: a run with a file needs torch alone.
-            from autotune.inside.job import record_job
-
-            self.job_id = record_job(str(self._remember), self._record)
-            self._record = None
-            self._report(f"recorded as job {self.job_id}")
+        self._collect()
 
 
 def _divisor(call: Callable[[Any], Any]) -> int:

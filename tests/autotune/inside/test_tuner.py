@@ -1,6 +1,7 @@
 """A run that tunes itself trains what an untuned run trains, survives out of memory, and remembers its answer."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def _float64() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-def loop(tuner: InRunTuner, model: Any, optimizer: Any, batches: list[Any]) -> list[int]:
+def loop(tuner: InRunTuner, model: Any, optimizer: Any, batches: Iterable[Any]) -> list[int]:
     trained: list[int] = []
     attempt: list[int] = []
     for batch in tuner.batches(batches):
@@ -154,14 +155,27 @@ def test_the_next_run_starts_from_the_answer(tmp_path: Path) -> None:
     assert tuner.setting == record.answer.setting
 
 
+def with_jobs(batches: list[Any], url: str, recorded: list[str]) -> Iterator[Any]:
+    """The batches, and before the last one what jobs there are."""
+    yield from batches[:-1]
+    deadline = time.monotonic() + 60.0
+    while not recorded and time.monotonic() < deadline:
+        time.sleep(0.1)
+        with open_store(url) as store:
+            recorded += [job.id for job in store.jobs.newest(10) if job.state == "SUCCEEDED"]
+    yield batches[-1]
+
+
 def test_a_run_is_a_job(tmp_path: Path) -> None:
     model, optimizer = made()
     url = f"sqlite:///{tmp_path}/runs.db"
     tuner = InRunTuner(model, optimizer, remember=url, knobs=(), steps=60)
-    loop(tuner, model, optimizer, make_batches(60, 4, 1, ragged=False))
+    recorded: list[str] = []
+    loop(tuner, model, optimizer, with_jobs(make_batches(60, 4, 1, ragged=False), url, recorded))
     tuner.close()
     with open_store(url) as store:
         job = store.jobs.get(tuner.job_id)
+        assert recorded == [job.id]  # before the run ended
         assert job.state == "SUCCEEDED"
         assert [trial.outcome for trial in store.trials.of(job.id)].count("OK") >= 1
 
