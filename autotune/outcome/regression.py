@@ -19,7 +19,10 @@ from search_spaces.trial import Interval, TrialResult
 
 CONFIDENCE = 0.995
 """One-sided, for each of two measures of a step, so that of runs that are as fast as the earlier ones, at most one in a hundred
-is called slower."""
+is called slower by the step as a whole."""
+PART_CONFIDENCE = 0.9995
+"""One-sided, for the seconds of each part of a step. Their distributions have long tails: on replays of recorded runs
+(docs/results/guard.md), this and `CONFIDENCE` together call one unchanged run in a hundred slower."""
 POWER = 0.95
 FEWEST_RUNS = 4
 """Earlier runs from which the difference between runs can be judged at all."""
@@ -60,6 +63,9 @@ class RunComparison:
     """The folder whose trials ran in turn with these; empty: it is compared with earlier runs."""
     slowdown: Interval | None = None
     """Seconds of a step relative to the others, less 1, with its 99 % interval. None: too few earlier runs."""
+    in_part: str = ""
+    """The part that is surely slower by the spread of its own seconds, where the step as a whole is not; `slowdown` is then its
+    seconds relative to the step. Empty: `slowdown` is that of the step."""
     of_calm_steps: bool = False
     """Whether it is that of the faster half of the steps, and not that of their mean: the one that is more certain."""
     detectable: float | None = None
@@ -80,6 +86,8 @@ class RunComparison:
     @property
     def part(self) -> str | None:
         """The part that became slower; None: it cannot be decided."""
+        if self.in_part:
+            return self.in_part
         likely = max(self.part_probabilities, key=self.part_probabilities.__getitem__, default=None)
         return likely if likely is not None and self.part_probabilities[likely] >= CERTAIN else None
 
@@ -90,6 +98,7 @@ class RunComparison:
         verdict = "REGRESSION" if self.is_regression else "no regression"
         change = "slower" if self.slowdown.mean >= 0 else "faster"
         steps = "the faster half of its steps" if self.of_calm_steps else "a step"
+        steps = f"by its {self.in_part}, a step" if self.in_part else steps
         others = f"{self.folder} ({self.runs} pairs of trials in turn)" if self.folder else f"{self.runs} earlier runs"
         text = f"{verdict}: {steps} is {abs(self.slowdown.mean):.1%} {change} than in {others}"
         lines = [f"{text} [{self.slowdown.low:+.1%}, {self.slowdown.high:+.1%}]"]
@@ -182,13 +191,22 @@ def _judged(
     calm = max((False, True), key=lambda name: changes[name][0] / changes[name][1])
     change, error = changes[calm]
     half = t_quantile(CONFIDENCE, about.runs - 1) * error
-    return dataclasses.replace(
-        about, of_calm_steps=calm,
-        slowdown=Interval(mean=math.expm1(change), low=math.expm1(change - half), high=math.expm1(change + half)),
+    whole = Interval(mean=math.expm1(change), low=math.expm1(change - half), high=math.expm1(change + half))
+    judged = dataclasses.replace(
+        about, of_calm_steps=calm, slowdown=whole,
         detectable=math.expm1(half + t_quantile(POWER, about.runs - 1) * min(error for _, error in changes)),
         part_seconds={part: difference for part, (difference, _) in parts.items()},
-        part_probabilities=_probabilities(parts, usual * math.expm1(change)) if parts else {},
+        part_probabilities=_probabilities(parts, (usual * math.expm1(change), usual * error)) if parts else {},
     )  # fmt: skip
+    part = max(parts, key=lambda name: parts[name][0] / parts[name][1], default="")
+    if judged.is_regression or not part:
+        return judged
+    share, half = parts[part][0] / usual, t_quantile(PART_CONFIDENCE, about.runs - 1) * parts[part][1] / usual
+    in_part = dataclasses.replace(
+        judged, in_part=part, of_calm_steps=False, slowdown=Interval(mean=share, low=share - half, high=share + half)
+    )
+    # Seconds that went from one part to another make no step slower.
+    return in_part if in_part.is_regression and share < whole.high else judged
 
 
 def _difference(now: float, earlier: Sequence[float]) -> Difference:
@@ -201,13 +219,16 @@ def _mean(differences: Sequence[float]) -> Difference:
     return fmean(differences), max(math.sqrt(variance(differences) / len(differences)), 1e-9)
 
 
-def _probabilities(parts: Mapping[str, Difference], whole: float) -> dict[str, float]:
+def _probabilities(parts: Mapping[str, Difference], whole: Difference) -> dict[str, float]:
     """The probability of each part that the whole change lies in it, if it lies in one.
 
-    If all of the change D is in part p, then its difference is distributed about D, and those of the others about 0. A priori,
-    the parts are equally likely.
+    If all of the change, which is known with its own error, is in part p, then p's difference is distributed about it with both
+    errors, and those of the others about 0. A priori, the parts are equally likely.
     """
-    weights = {part: (2 * added * whole - whole**2) / (2 * error**2) for part, (added, error) in parts.items()}
+    weights = {}
+    for part, (added, error) in parts.items():
+        both = math.hypot(error, whole[1])
+        weights[part] = (added / error) ** 2 / 2 - ((added - whole[0]) / both) ** 2 / 2 - math.log(both / error)
     largest = max(weights.values())
     likelihoods = {part: math.exp(weight - largest) for part, weight in weights.items()}
     return {part: value / sum(likelihoods.values()) for part, value in likelihoods.items()}

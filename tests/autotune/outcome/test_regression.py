@@ -44,6 +44,32 @@ def test_planted_slowdowns_are_found_with_their_part_and_equal_runs_pass() -> No
     assert alarms <= 8  # 1 % of 400, and three standard deviations
 
 
+def noisy_run(draws: random.Random, slow: str = "") -> RecipeRun:
+    """A run on a machine on which the products take another time in each run, by 5 % of the step."""
+    run, other = run_of(draws, slow), 0.1 * draws.gauss(0, 0.05)
+    return dataclasses.replace(
+        run,
+        seconds=tuple(seconds + other for seconds in run.seconds),
+        calm_seconds=tuple(seconds + other for seconds in run.calm_seconds),
+        parts=tuple({**parts, "compute": parts["compute"] + other} for parts in run.parts),
+    )
+
+
+def test_a_part_shows_a_slowdown_that_the_whole_step_hides() -> None:
+    draws = random.Random(3)
+    alarms = 0
+    for number in range(100):
+        history = [noisy_run(draws) for _ in range(12)]
+        part = ("communication", "data", "host")[number % 3]
+        slow = compare(noisy_run(draws, part), history, 0.01)
+        assert slow.is_regression
+        assert slow.part == part
+        if slow.in_part:
+            assert f"by its {part}, a step is" in slow.lines()[0]
+        alarms += compare(noisy_run(draws), history, 0.01).is_regression
+    assert alarms <= 4
+
+
 def in_turn(draws: random.Random, slow: str) -> tuple[RecipeRun, RecipeRun]:
     """Trials of two folders beside each other, on a machine whose speed varies by 20 % from pair to pair."""
     speeds = [1 + draws.gauss(0, 0.2) for _ in range(8)]
