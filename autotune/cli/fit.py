@@ -98,6 +98,7 @@ def _write(result: Fit, conditions: Conditions, inputs: PlanningFields, file: Wa
     way = f"{setup_text(answer)}, {_sizes_text(answer.estimate)}"
     rate = f"  {_rate_text(answer.estimate)}{_hours_text(result, answer.estimate, inputs.price)}"
     _print_lines((*conditions.lines(), way, rate), Console(stderr=True))
+    exported = exported.named(file.out)
     write_export(exported.text, exported.notes, file.out)
     return Status.OK
 

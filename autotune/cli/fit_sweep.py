@@ -126,7 +126,7 @@ def measured_fit(
     if file is None:
         print_note(f"fastest: {fastest.name}; {text}")
         return Status.OK
-    exported = file_of(result, inputs, file.format, file.dataset, fastest.answer, fastest.estimate.config, text)
+    exported = file_of(result, inputs, file.format, file.dataset, fastest.answer, fastest.estimate.config, text).named(out)
     write_export(exported.text, (f"fastest: {fastest.name}, written to {out}", *exported.notes), out)
     return Status.OK
 

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from autotune.errors import ExportRefusedError
 from autotune.frameworks.best_config import Winner
@@ -267,6 +269,10 @@ _HOW = {
 }
 
 
+STARTED_BY = "start it by: "
+"""Begins the note with the command, in which FILE stands for the export."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """A configuration in another framework's format."""
@@ -276,6 +282,15 @@ class Export:
     notes: tuple[str, ...] = ()
     """One line each: what the format cannot express or its framework does not do, then how checkpoints load, then whether the
     figures were measured in that framework."""
+
+    def named(self, path: Path | None) -> "Export":
+        """With the file's own name in the line that starts it; None: it is written to no file."""
+        starts = [note for note in self.notes if note.startswith(STARTED_BY) and path is not None]
+        text, notes = self.text, self.notes
+        for note in starts:
+            line = note.replace(" FILE", f" {shlex.quote(str(path))}")
+            text, notes = text.replace(note, line, 1), tuple(line if other == note else other for other in notes)
+        return Export(text=text, notes=notes)
 
 
 def remarks(

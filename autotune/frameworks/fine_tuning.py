@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportRefusedError
-from autotune.frameworks.export import Export, yaml_text
+from autotune.frameworks.export import STARTED_BY, Export, yaml_text
 from autotune.frameworks.peft import TRANSFORMERS
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.deepspeed import deepspeed_config
@@ -288,7 +288,9 @@ def notes_of(run: FineTuning, launch: str, *further: str, states_rate: bool = Tr
     missing = [f"put {thing} in the place of {name}" for thing, name in stand_ins.items() if name]
     trained = "adapters" if run.shape.adapts else "whole models"
     rate = f"the learning rate of {run.learning_rate:g} is a usual one of {trained}, because none was stated: set yours"
-    return (f"start it by: {launch}", *[rate] * states_rate, *further, *missing, run.measured or NOT_MEASURED)
+    scale = f"{rate}; so are alpha={ALPHA_PER_RANK * run.shape.lora_rank} (twice the rank) and no dropout"
+    rate = scale if run.shape.adapts else rate
+    return (f"{STARTED_BY}{launch}", *[rate] * states_rate, *further, *missing, run.measured or NOT_MEASURED)
 
 
 def _yaml(run: FineTuning, content: Mapping[str, Any], launch: str, *further: str, states_rate: bool = True) -> Export:

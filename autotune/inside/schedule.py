@@ -399,7 +399,7 @@ class Schedule:
             if reference is None:
                 reference = level
             away = away + 1 if abs(level - reference) > max(drift, 5 * self._noise / math.sqrt(window)) else 0
-            if away >= 3:
+            if away >= 3 and len(self._surrogate.settings) > 1:
                 return level - reference
 
     def _note(self, text: str) -> None:

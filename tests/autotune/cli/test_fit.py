@@ -80,10 +80,14 @@ def test_a_file_is_written_with_how_to_start_it(command: Command, tmp_path: Path
     words = ("llama-2-7b", "--on", "1x4090", "--methods", "qlora", "--sequence-length", "1k", "--dataset", "my/data")
     answer = command("fit", *words, "--for", "trl", "--out", path)
     assert (answer.status, answer.out) == (0, "")
-    assert "note: start it by: trl sft --config FILE" in answer.err
+    assert f"note: start it by: trl sft --config {path}\n" in answer.err
+    assert path.read_text().startswith(f"# start it by: trl sft --config {path}\n")
     assert "assumed, because it was not stated:" in answer.err
     assert " tokens/s" in answer.err
-    assert "note: the learning rate of 0.0002 is a usual one of adapters, because none was stated: set yours" in answer.err
+    assert (
+        "note: the learning rate of 0.0002 is a usual one of adapters, because none was stated: set yours; so are alpha=32"
+        in answer.err
+    )
     assert "note: put the model's Hugging Face id or folder in the place of llama-2-7b" in answer.err
     assert "dataset_name: my/data" in path.read_text()
     assert "load_in_4bit: true" in path.read_text()
@@ -137,7 +141,7 @@ def test_torchtune_gets_the_fastest_way_that_it_can_train(command: Command, tmp_
     answer = command(*words, "--for", "torchtune")
     assert (answer.status, answer.out) == (0, "")
     assert "but torchtune divides states by FSDP2 alone" in answer.err
-    assert "tune run --nproc_per_node 2 lora_finetune_distributed --config FILE" in answer.err
+    assert f"tune run --nproc_per_node 2 lora_finetune_distributed --config {path}" in answer.err
     content = yaml.safe_load(path.read_text())
     assert content["model"]["_component_"] == "torchtune.models.llama3.lora_llama3"
     assert (content["model"]["num_layers"], content["model"]["lora_rank"], content["dtype"]) == (32, 16, "bf16")
