@@ -6,8 +6,9 @@ libraries that are not installed are left out, and nanoGPT's where NANOGPT does 
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
-from itertools import filterfalse
+from itertools import filterfalse, product
 from pathlib import Path
 from typing import Any
 
@@ -140,21 +141,24 @@ def libraries(results: Results, schedules: int) -> str:
 
 def scripts(results: Results, seeds: int, steps: int) -> str:
     """The table of runs that tune themselves, against every setting measured before."""
-    rows = []
-    for loop in filterfalse(missing, LOOPS):
-        runs = []
-        for seed in range(seeds):
-            count = results.of("scripts", 2, loop, "best", str(seed), "1")[0]["count"]
-            offline = results.of("scripts", 2, loop, "offline", str(seed), str(steps_of_offline(count)))[0]
-            seconds = {json.dumps(setting): time for setting, time in offline["settings"]}
-            best = min(seconds, key=lambda setting: seconds[setting])
-            of_best = results.of("scripts", 2, loop, "best", str(seed), str(steps), best)[0]
-            tuned = results.of("scripts", 2, loop, "tuned", str(seed), str(steps))[0]
-            runs.append((
-                seconds[json.dumps(tuned["setting"])] / seconds[best], tuned["seconds"] / of_best["seconds"],
-                (offline["seconds"] + of_best["seconds"]) / tuned["seconds"], tuned["lost"] / tuned["seconds"],
-            ))  # fmt: skip
-        rows.append((loop, str(count), *(" / ".join(f"{value:.3f}" for value in column) for column in zip(*runs, strict=True))))
+    loops = [*filterfalse(missing, LOOPS)]
+    counts = {loop: results.of("scripts", 2, loop, "best", "0", "1")[0]["count"] for loop in loops}
+    runs: dict[str, list[tuple[float, ...]]] = {loop: [] for loop in loops}
+    for seed, loop in product(range(seeds), loops):
+        offline = results.of("scripts", 2, loop, "offline", str(seed), str(steps_of_offline(counts[loop])))[0]
+        seconds = {json.dumps(setting): time for setting, time in offline["settings"]}
+        best = min(seconds, key=lambda setting: seconds[setting])
+        of_best = results.of("scripts", 2, loop, "best", str(seed), str(steps), best)[0]
+        tuned = results.of("scripts", 2, loop, "tuned", str(seed), str(steps))[0]
+        runs[loop].append((
+            seconds[json.dumps(tuned["setting"])] / seconds[best], tuned["seconds"] / of_best["seconds"],
+            (offline["seconds"] + of_best["seconds"]) / tuned["seconds"], tuned["lost"] / tuned["seconds"],
+        ))  # fmt: skip
+        print(f"seed {seed}, {loop}: {' '.join(f'{value:.3f}' for value in runs[loop][-1])}", file=sys.stderr, flush=True)
+    rows = [
+        (loop, str(counts[loop]), *(" / ".join(f"{value:.3f}" for value in column) for column in zip(*of_loop, strict=True)))
+        for loop, of_loop in runs.items()
+    ]
     head = ("loop", "settings", "time of the choice / of the best", f"time to step {steps:,} / with the best",
             "offline and run / tuned run", "share that the search counted")  # fmt: skip
     return table(head, rows)
