@@ -284,13 +284,14 @@ class Export:
     figures were measured in that framework."""
 
     def named(self, path: Path | None) -> "Export":
-        """With the file's own name in the line that starts it; None: it is written to no file."""
-        starts = [note for note in self.notes if note.startswith(STARTED_BY) and path is not None]
-        text, notes = self.text, self.notes
-        for note in starts:
-            line = note.replace(" FILE", f" {shlex.quote(str(path))}")
-            text, notes = text.replace(note, line, 1), tuple(line if other == note else other for other in notes)
-        return Export(text=text, notes=notes)
+        """With the file's own name in the command that starts it; None: it is written to no file."""
+        if path is None:
+            return self
+
+        def named(text: str) -> str:
+            return re.sub(f"({STARTED_BY}.*?) FILE\\b", lambda found: f"{found[1]} {shlex.quote(str(path))}", text)
+
+        return Export(text=named(self.text), notes=tuple(map(named, self.notes)))
 
 
 def remarks(
