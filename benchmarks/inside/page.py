@@ -1,7 +1,8 @@
 """Writes docs/results/inside.md: what tuning inside a run costs, and that it changes nothing of what is trained.
 
-`python -m benchmarks.inside.page` runs everything, in two hours of two cores; options make it shorter. Loops of
-libraries that are not installed are left out, and nanoGPT's where NANOGPT does not name a folder with its `model.py`.
+`python -m benchmarks.inside.page` runs everything, in two to four hours of two cores; options make it shorter, and
+`--results benchmarks/data/inside.json` goes on from the runs recorded there. Loops of libraries that are not installed are left
+out, and nanoGPT's where NANOGPT does not name a folder with its `model.py`.
 """
 
 import argparse
@@ -51,7 +52,7 @@ it; all others train in float64.
 
 Loops of a small language model on two ranks, in which the user's setting is a micro-batch of 2 and four of them in a step.
 Offline, every setting of the run is measured in turn, {block} steps at a time, in {rounds_offline} rounds, without starting the
-program anew. Then the run has the best of them from its first step on, and then it tunes itself; {seeds} seeds, in turn.
+program anew. Then the run has the best of them from its first step on, and then it tunes itself. Seeds, in turn: {seeds}.
 
 {scripts}
 
@@ -187,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--schedules", type=int, default=200)
+    parser.add_argument("--library-schedules", type=int, default=6)
     parser.add_argument("--events", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3, help="of the eight scripts")
     parser.add_argument("--steps", type=int, default=2000, help="of a script's run")
@@ -197,7 +199,8 @@ def main() -> None:
     plain, tuned = overhead()
     text = TEXT.format(
         simulated=figures, verdict=verdict, changes=changes(results, options.schedules), events=events(results, options.events),
-        libraries=libraries(results, 6), scripts=scripts(results, options.seeds, options.steps), seeds=options.seeds,
+        libraries=libraries(results, options.library_schedules), scripts=scripts(results, options.seeds, options.steps),
+        seeds=options.seeds,
         block=BLOCK, rounds_offline=ROUNDS,
         microseconds=1e6 * (tuned - plain), share=(tuned - plain) / 0.01, rounds=20,
     )  # fmt: skip

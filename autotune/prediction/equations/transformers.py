@@ -78,6 +78,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     2. As the last layer runs backward: the same without logits, with a layer recomputed and its gradients.
     3. As the first layer does: with the gradients of all others, and without their activations, but FSDP's hooks on inputs of
        frozen units keep the inputs of reentrant checkpoints and their gradients until the end.
+       Where FSDP1's units mix frozen and trained parameters, as the second does: the first is gathered then.
     4. As the optimizer runs: with a copy of a moment of all parameters.
     5. Before all steps, if the whole model is loaded: that beside a rank's share of it.
     """
@@ -101,6 +102,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     cast, cast_layers = rank.cast_copies()
     # Those of recomputed layers are made again.
     cast_last = np.where(rank.recomputed > 0, cast_layers / layers, cast_layers)
+    second = rank.tokens * (kept / layers + rank.residual + rank.working()) + root + unit + ahead
     moments = {
         # FSDP1 gathers the last layer as backward of the root begins.
         "loss": rank.tokens * (kept + rank.loss())
@@ -122,13 +124,15 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
         + ahead
         + 2 * rank.mixed_gradients() / layers
         + summed,
+        # As the second layer runs backward, the first is gathered, and the frozen matrices behind have reduced gradients.
+        "second": np.where(rank.mixed_gradients() > 0, second + np.maximum(late * (1 - 2 / layers), summed), 0.0),
         "update": late + rank.update() - rank.released(),
     }
     loading = rank.loading() - states["optimizer_state"] - rank.buffers()
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values(), loading))
     always = sum((states[tag] for tag in ("parameters", "optimizer_state")), rank.buffers())
     # The update's many small tensors find room between those of the same sizes; large ones of activations do not.
-    running = np.maximum.reduce(np.broadcast_arrays(*(moments[name] for name in ("loss", "last", "first", "joined"))))
+    running = np.maximum.reduce(np.broadcast_arrays(*(moments[name] for name in ("loss", "last", "first", "joined", "second"))))
     needed = np.maximum(always + np.maximum(moments["update"], loading), FRAGMENTED * (always + running))
     # Blocks are given back where the device has no room.
     free = cases.hardware.capacity - context_bytes(cases) - always - highest
