@@ -288,8 +288,8 @@ def notes_of(run: FineTuning, launch: str, *further: str, states_rate: bool = Tr
     missing = [f"put {thing} in the place of {name}" for thing, name in stand_ins.items() if name]
     trained = "adapters" if run.shape.adapts else "whole models"
     rate = f"the learning rate of {run.learning_rate:g} is a usual one of {trained}, because none was stated: set yours"
-    scale = f"{rate}; so are alpha={ALPHA_PER_RANK * run.shape.lora_rank} (twice the rank) and no dropout"
-    rate = scale if run.shape.adapts else rate
+    if run.shape.adapts:
+        rate += f"; so are alpha={ALPHA_PER_RANK * run.shape.lora_rank} (twice the rank) and no dropout"
     return (f"{STARTED_BY}{launch}", *[rate] * states_rate, *further, *missing, run.measured or NOT_MEASURED)
 
 

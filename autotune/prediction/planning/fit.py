@@ -24,7 +24,7 @@ from autotune.question.field import option_name
 from autotune.question.question import PlanningFields
 from search_spaces.models.model import ModelSpec, Position
 from search_spaces.plain import to_plain
-from search_spaces.training.data_schedule import packed_rows
+from search_spaces.training.data_schedule import rows_share
 from search_spaces.trial import Interval, Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -228,7 +228,7 @@ def run_amount(question: Question, inputs: PlanningFields) -> RunAmount | None:
         return RunAmount(samples=epochs * rows, text=f"{passes}, each padded to {length:,} tokens")
     mean, laid = sum(lengths) / len(lengths), f"padded to {length:,}"
     if packs(question):
-        full = sum(lengths) / (len(packed_rows(lengths, length)) * length)
+        full = rows_share(TrialConfig().replace({"pack_sequences": True}), question.workload)
         laid = f"packed to {length:,}" + (f", which are {full:.0%} full" if full < 0.95 else "")
     return RunAmount(samples=epochs * rows * mean / length, text=f"{passes} of {mean:,.0f} tokens, {laid}")
 
