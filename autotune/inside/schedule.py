@@ -123,6 +123,8 @@ class Schedule:
         self._residuals: list[float] = []
         self._products: list[float] = []
         self._surrogate = Surrogate(space)
+        self._has_rivals = len(self._surrogate.settings) > 1
+        self._why = "there is no other setting"
         self._epoch = 0
         self._draws = np.random.default_rng(0).standard_normal((len(self._surrogate.settings), 64))
         self._last_steps: list[float] = []
@@ -197,7 +199,7 @@ class Schedule:
             self._note(f"steps take {self.level:.4g} s, as in the earlier run ({remembered_seconds:.4g} s): its setting stays")
         else:
             yield from self._search()
-        drift = DRIFT
+        drift = DRIFT if self._has_rivals else math.inf
         while True:
             self.is_over = True
             change = yield from self._watch(drift)
@@ -226,7 +228,8 @@ class Schedule:
         self._note_block(self.incumbent, self._last_steps)
 
     def _search(self) -> _Search:
-        while plan := self._plan():
+        # Of one setting alone, rounding errors of the expected gain would be trials.
+        while self._has_rivals and (plan := self._plan()):
             yield from self._visit(plan)
         self._note(f"{self._why} ({self._spent_text()}): over")
 
@@ -399,7 +402,7 @@ class Schedule:
             if reference is None:
                 reference = level
             away = away + 1 if abs(level - reference) > max(drift, 5 * self._noise / math.sqrt(window)) else 0
-            if away >= 3 and len(self._surrogate.settings) > 1:
+            if away >= 3:
                 return level - reference
 
     def _note(self, text: str) -> None:

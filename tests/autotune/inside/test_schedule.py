@@ -1,5 +1,7 @@
 """The schedule finds fast settings within its budget, starts again on drift, and says why."""
 
+import math
+import random
 import statistics
 
 import pytest
@@ -35,6 +37,17 @@ def test_the_fastest_setting_is_found_and_the_search_ends() -> None:
     assert schedule.is_over
     assert schedule.spent_seconds <= schedule.budget_seconds
     assert "over" in schedule.journal[-1].text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_setting_alone_is_never_searched(seed: int) -> None:
+    draws, alone = random.Random(seed), RunKnob(name="micro_batch_size", values=(4,), ordered=True, effect=0.2, grows=True)
+    schedule = Schedule(RunSpace((alone,)), (4,), share=0.01, steps=60)
+    for number in range(500):
+        level = 0.01 if number < 250 else 0.03
+        schedule.record(StepRecord(level * math.exp(draws.gauss(0, 0.3)) * (1 if draws.random() < 0.8 else 5)))
+        assert schedule.is_over or number < 10
+    assert [decision.text.split(" (")[0] for decision in schedule.journal] == ["there is no other setting"]
 
 
 def test_what_is_expected_to_be_faster_is_tried_first_and_measurements_overrule_it() -> None:
