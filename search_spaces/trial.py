@@ -145,7 +145,7 @@ class TrialRequest:
     trace_path: str | None = None
     """A folder of every node in which each rank writes the profiler's trace of one more step; None: they write none."""
     profiled_steps: int = 0
-    """Steps that the profiler divides into parts (`RankMeasurement.part_seconds`): after the timed ones, of a script before."""
+    """Steps that the profiler divides into parts (`RankMeasurement.profile`): after the timed ones, of a script before."""
 
 
 UNDIVIDED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "compile_blocks": False}
@@ -186,6 +186,18 @@ class CollectiveCount:
     count: int
     bytes: int
     """Bytes of the full (unsharded) message, summed over the count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProfile:
+    """What a profiled step of a rank consists of."""
+
+    seconds: dict[str, float]
+    """Seconds by part, which sum to the step's: compute, communication that nothing overlaps, data (waiting for a loader) and
+    host."""
+    calls: dict[str, tuple[float, float]]
+    """Part, operator or kernel or collective, and sizes of its inputs -> calls in a step, and mean seconds of a call without
+    those inside of it. No host code is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +243,8 @@ class RankMeasurement:
     """Seconds of a timed step in which it waited in collectives; None: not measured."""
     compute_relative_error: float | None = None
     """Standard error of `compute_seconds_per_step`, as a share of it; None: unknown, so it is not used."""
-    part_seconds: dict[str, float] | None = None
-    """Seconds of a profiled step by part: compute, communication that nothing overlaps, data (waiting for a loader) and host;
-    None: no step was profiled."""
+    profile: StepProfile | None = None
+    """None: no step was profiled."""
 
     @property
     def needed_memory_bytes(self) -> int:

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +50,15 @@ def require_share(share: float) -> None:
         raise RequestError("share", f"{share} is not between 0 and 1", "give 0.01 for one percent of the run")
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """One optimizer step of the run."""
 
     seconds: float | None
     """None: it ran out of memory, and its samples are trained again."""
     lost_seconds: float = 0.0
     """Seconds before the step that no step of a steady run has: a decision, a change of the setting, or a failed attempt."""
+    more: Sequence[float] = ()
+    """When the search is over: seconds of the steps after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,8 @@ class Schedule:
         """Take the time of the step with `setting`; return the setting of the next step."""
         self._lost_seconds += step.lost_seconds
         if step.seconds is not None:
-            self.done += 1
-            self._elapsed += step.seconds + step.lost_seconds
+            self.done += 1 + len(step.more)
+            self._elapsed += step.seconds + step.lost_seconds + sum(step.more)
         self.setting = self._machine.send(step)
         return self.setting
 
@@ -391,12 +393,13 @@ class Schedule:
         """Train with the incumbent until the time of a step has changed; return the logarithm of the change."""
         reference: float | None = None
         away, window = 0, max(self._reference_length(), 16)
+        waiting: list[float] = []
         while True:
-            seconds: list[float] = []
-            while len(seconds) < window:
+            while len(waiting) < window:
                 step = yield self.incumbent
                 if step.seconds is not None:
-                    seconds.append(step.seconds)
+                    waiting += (step.seconds, *step.more)
+            seconds, waiting = waiting[:window], waiting[window:]
             self.level, self._last_steps = self._typical(seconds), seconds
             level = math.log(self.level)
             if reference is None:

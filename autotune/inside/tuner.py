@@ -28,6 +28,10 @@ MEETING_SECONDS = 5.0
 """Seconds between two looks of all ranks at whether the search starts again."""
 
 
+MOST_QUIET = 256
+"""Steps whose times the schedule gets at once when nothing is tuned: its code is then cold only once for all of them."""
+
+
 class InRunTuner:
     """Tunes a run from inside, in its own optimizer steps: every trial trains the model.
 
@@ -115,10 +119,15 @@ class InRunTuner:
         """Yield the micro-batches of a pass over the loader. Batches that make no whole step at its end are a smaller step."""
         pending: list[Any] = []
         rows = 0
+        steps = self._steps
         for batch in loader:
             if not (self._is_meeting or pending) and self._is_whole(batch):
-                yield from self._steps.whole(batch)
-                if self._steps.failure is None:
+                steps.begin_whole()
+                try:
+                    yield batch
+                finally:
+                    steps.end()
+                if steps.failure is None:
                     self._end_quietly()
                     continue
                 self._fail(0.0)
@@ -132,24 +141,24 @@ class InRunTuner:
 
     def _is_whole(self, batch: Any) -> bool:
         """Whether a batch is the only micro-batch of its step."""
-        rows = rows_of(batch)
-        return rows <= self.setting[MICRO_BATCH_SIZE] and (self._rows is None or rows >= self._rows)  # type: ignore[operator]
+        rows, wanted = rows_of(batch), self._rows
+        return (wanted is None or rows >= wanted) and rows <= self.setting[MICRO_BATCH_SIZE]  # type: ignore[operator]
 
     def _end_quietly(self) -> None:
         """Note the time of a step when nothing is tuned; the schedule gets several at once."""
-        now, quiet = time.perf_counter(), self._quiet
-        if self._boundary is not None:
-            quiet.append(now - self._boundary - self.paused_seconds)
+        now, before, quiet = time.perf_counter(), self._boundary, self._quiet
+        if before is not None:
+            quiet.append(now - before - self.paused_seconds)
         self._boundary, self.paused_seconds = now, 0.0
-        if len(quiet) >= min(16, self._until_meeting):
+        if len(quiet) >= min(MOST_QUIET, self._until_meeting):
             self._note_quiet_steps()
 
     def _note_quiet_steps(self) -> None:
         schedule, count = self.schedule, len(self._quiet)
-        for seconds in self._quiet if schedule is not None else ():
-            if not self._wakes:
-                schedule.record(StepRecord(max(seconds, 1e-9)))  # type: ignore[union-attr]
-                self._wakes = not schedule.is_over  # type: ignore[union-attr]
+        if schedule is not None and count and not self._wakes:
+            first, *more = (max(seconds, 1e-9) for seconds in self._quiet)
+            schedule.record(StepRecord(first, more=more))
+            self._wakes = not schedule.is_over
         self._quiet.clear()
         if self._wakes:
             self._tell()
@@ -177,12 +186,13 @@ class InRunTuner:
         Raises:
             RequestError: the call would step DeepSpeed's engine.
         """
+        steps = self._steps
         if call is not None:
-            if self._steps.is_deepspeed:
+            if steps.is_deepspeed:
                 remedy = "call tuner.backward(loss) and engine.step() with the engine of deepspeed.initialize"
                 raise RequestError("model", "is DeepSpeed's engine, which the other library steps in backward passes", remedy)
             loss = loss * _divisor(call)
-        self._steps.backward(loss, call)
+        steps.backward(loss, call)
 
     def in_library_loop(self) -> None:
         """The loop is a library's: an update that fails is run again at once, because its samples cannot come again."""
@@ -221,7 +231,7 @@ class InRunTuner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        return self._steps.guard(error, trace)
+        return error is not None and self._steps.guard(error, trace)
 
     def evaluation(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an evaluation; one that ran out of memory in a `with tuner` block comes again in halves.

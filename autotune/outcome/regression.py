@@ -4,8 +4,9 @@ became slower, by how much, and in which part."""
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -23,6 +24,8 @@ is called slower by the step as a whole."""
 PART_CONFIDENCE = 0.9995
 """One-sided, for the seconds of each part of a step. Their distributions have long tails: on replays of recorded runs
 (docs/results/guard.md), this and `CONFIDENCE` together call one unchanged run in a hundred slower."""
+MOST_CALLS = 5
+"""Calls whose number changed that are shown."""
 POWER = 0.95
 FEWEST_RUNS = 4
 """Earlier runs from which the difference between runs can be judged at all."""
@@ -47,6 +50,8 @@ class RecipeRun:
     """Mean of the faster half of each trial's steps, which other work on the machine hardly disturbs."""
     parts: tuple[dict[str, float], ...] = ()
     """Seconds of a profiled step by part, of each trial: of the rank that waited least. Empty: not known."""
+    calls: dict[str, tuple[tuple[float, ...], float]] = field(default_factory=dict)
+    """What that rank calls (`StepProfile.calls`) -> how often in a step, of each trial, and mean seconds of a call."""
 
     def mean_parts(self) -> dict[str, float]:
         """Mean seconds by part."""
@@ -64,8 +69,10 @@ class RunComparison:
     slowdown: Interval | None = None
     """Seconds of a step relative to the others, less 1, with its 99 % interval. None: too few earlier runs."""
     in_part: str = ""
-    """The part that is surely slower by the spread of its own seconds, where the step as a whole is not; `slowdown` is then its
-    seconds relative to the step. Empty: `slowdown` is that of the step."""
+    """The part that is surely slower by the spread of its own seconds, or surely calls more, where the step as a whole is not
+    surely slower; `slowdown` is then its seconds relative to the step. Empty: `slowdown` is that of the step."""
+    by_calls: bool = False
+    """Whether these seconds are those of more calls, at what a call takes."""
     of_calm_steps: bool = False
     """Whether it is that of the faster half of the steps, and not that of their mean: the one that is more certain."""
     detectable: float | None = None
@@ -75,6 +82,9 @@ class RunComparison:
     """By how many seconds of a step each part became slower; empty: not known."""
     part_probabilities: dict[str, float] = field(default_factory=dict)
     """Probability that the slowdown is in this part, if it is in one."""
+    changed_calls: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Part, operator, kernel or collective -> calls in a step before and now, where they differ: at most `MOST_CALLS`, those
+    that take longest."""
     changed: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Version or commit that changed since the last run -> before and now."""
 
@@ -98,14 +108,15 @@ class RunComparison:
         verdict = "REGRESSION" if self.is_regression else "no regression"
         change = "slower" if self.slowdown.mean >= 0 else "faster"
         steps = "the faster half of its steps" if self.of_calm_steps else "a step"
-        steps = f"by its {self.in_part}, a step" if self.in_part else steps
+        if self.in_part:
+            steps = f"by {'more calls in ' * self.by_calls}its {self.in_part}, a step"
         others = f"{self.folder} ({self.runs} pairs of trials in turn)" if self.folder else f"{self.runs} earlier runs"
         text = f"{verdict}: {steps} is {abs(self.slowdown.mean):.1%} {change} than in {others}"
         lines = [f"{text} [{self.slowdown.low:+.1%}, {self.slowdown.high:+.1%}]"]
         if not self.is_regression and self.slowdown.low > 0.0:
-            return [*lines, f"it is within the tolerance of {self.tolerance:.1%} (--tolerance)"]
+            return [*lines, f"it is within the tolerance of {self.tolerance:.1%} (--tolerance)", *self._changes()]
         if not self.is_regression:
-            return [*lines, f"a slowdown of {self.detectable:.1%} would have been found with 95 %"]
+            return [*lines, f"a slowdown of {self.detectable:.1%} would have been found with 95 %", *self._changes()]
         if self.part is not None:
             lines.append(f"part: {self.part}, {self.part_seconds[self.part] * 1e3:+.2f} ms of a step")
         elif self.part_probabilities:
@@ -114,15 +125,21 @@ class RunComparison:
             lines.append(f"part: not certain, {likely}")
         else:
             lines.append("part: unknown, since no step of these runs was profiled")
-        return lines + [f"changed since the last run: {name} {before} -> {now}" for name, (before, now) in self.changed.items()]
+        versions = (f"changed since the last run: {name} {before} -> {now}" for name, (before, now) in self.changed.items())
+        return [*lines, *self._changes(), *versions]
+
+    def _changes(self) -> list[str]:
+        return [f"calls in a step: {name}: {before:.4g} -> {now:.4g}" for name, (before, now) in self.changed_calls.items()]
 
 
 def run_of(results: Sequence[TrialResult], **facts: Any) -> RecipeRun:
     """The run that consists of these measured trials; `facts`: the fields that they do not decide."""
     environment = results[0].environment
     names = ("python", "torch", "cuda", "nccl", "variables")
-    per_trial = [[rank.part_seconds for rank in result.ranks if rank.part_seconds] for result in results]
-    parts = [min(ranks, key=lambda parts: parts["communication"]) for ranks in per_trial if ranks]
+    per_trial = [[rank.profile for rank in result.ranks if rank.profile] for result in results]
+    profiles = [min(ranks, key=lambda profile: profile.seconds["communication"]) for ranks in per_trial if ranks]
+    if len(profiles) < len(results):
+        profiles = []
     return RecipeRun(
         machine=f"{len(results[0].ranks)} x {environment.get('device', '')}, {environment.get('cores', '')} cores",
         versions={name: environment[name] for name in names if name in environment},
@@ -130,9 +147,19 @@ def run_of(results: Sequence[TrialResult], **facts: Any) -> RecipeRun:
         calm_seconds=tuple(
             fmean(sorted(result.step_seconds)[: (len(result.step_seconds) + 1) // 2]) for result in results
         ),
-        parts=tuple(parts) if len(parts) == len(results) else (),
+        parts=tuple(profile.seconds for profile in profiles),
+        calls={
+            name: _priced([profile.calls.get(name, (0.0, 0.0)) for profile in profiles])
+            for name in sorted({name for profile in profiles for name in profile.calls})
+        },
         **facts,
     )  # fmt: skip
+
+
+def _priced(calls: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], float]:
+    """Calls in each trial, and mean seconds of one of them."""
+    counts = tuple(count for count, _ in calls)
+    return counts, sum(count * seconds for count, seconds in calls) / sum(counts)
 
 
 def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> RunComparison:
@@ -144,79 +171,127 @@ def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> R
     earlier = [run for run in history if (run.recipe, run.machine) == (now.recipe, now.machine)]
     if len(earlier) < FEWEST_RUNS:
         return RunComparison(runs=len(earlier), tolerance=tolerance)
-    changes = []
-    for calm in (False, True):
-        logarithms = [fmean(map(math.log, run.calm_seconds if calm else run.seconds)) for run in (now, *earlier)]
-        changes.append(_difference(logarithms[0], logarithms[1:]))
-    runs = [run.mean_parts() for run in earlier if run.parts]
-    is_known = bool(now.parts) and len(runs) >= FEWEST_RUNS
-    parts = {part: _difference(seconds, [run[part] for run in runs]) for part, seconds in now.mean_parts().items() if is_known}
     before = earlier[-1]
     facts = {name: (before.versions.get(name, ""), version) for name, version in now.versions.items()}
     facts["commit"] = (before.commit or "", now.commit or "")
     changed = {name: values for name, values in facts.items() if values[0] != values[1]}
-    usual = fmean(fmean(run.seconds) for run in earlier)
-    return _judged(changes, parts, usual, RunComparison(runs=len(earlier), tolerance=tolerance, changed=changed))
+    return _compared(now, earlier, _difference, RunComparison(runs=len(earlier), tolerance=tolerance, changed=changed))
 
 
 def compare_in_turn(now: RecipeRun, other: RecipeRun, folder: str, tolerance: float) -> RunComparison:
     """Compare trials with those of another folder, each with the one that ran beside it: a change of the machine's speed in
     between is in both. The mean of the differences has Student's distribution.
     """
-    changes = [
-        _mean([math.log(mine / theirs) for mine, theirs in zip(seconds, others, strict=True)])
-        for seconds, others in ((now.seconds, other.seconds), (now.calm_seconds, other.calm_seconds))
-    ]
-    pairs = [*zip(now.parts, other.parts, strict=True)] if now.parts and other.parts else []
-    parts = {part: _mean([mine[part] - theirs[part] for mine, theirs in pairs]) for part in PARTS if pairs}
     about = RunComparison(runs=len(now.seconds), folder=folder, tolerance=tolerance)
-    return _judged(changes, parts, fmean(other.seconds), about)
+    return _compared(now, [other], _difference_in_turn, about)
 
 
 Difference = tuple[float, float]
 """A difference to others, and its standard error."""
+Differs = Callable[[Sequence[float], Sequence[Sequence[float]]], Difference]
+"""The difference of the values of this run's trials to those of each of the others."""
 
 
-def _judged(
-    changes: Sequence[Difference], parts: Mapping[str, Difference], usual: float, about: RunComparison
-) -> RunComparison:
-    """The verdict.
+def _difference(now: Sequence[float], earlier: Sequence[Sequence[float]]) -> Difference:
+    """To the mean of earlier runs, of one more of them."""
+    means = [*map(fmean, earlier)]
+    # Equal figures are known to the clock's resolution.
+    return fmean(now) - fmean(means), max(math.sqrt(variance(means) * (1.0 + 1.0 / len(means))), 1e-9)
 
-    Args:
-        changes: of the logarithm of a step's seconds, and of that of its calm steps.
-        parts: of the seconds of each part; empty: not known.
-        usual: seconds of a step of the others.
-        about: what it is compared with.
-    """
+
+def _difference_in_turn(now: Sequence[float], others: Sequence[Sequence[float]]) -> Difference:
+    differences = [mine - theirs for mine, theirs in zip(now, others[0], strict=True)]
+    return fmean(differences), max(math.sqrt(variance(differences) / len(differences)), 1e-9)
+
+
+def _compared(now: RecipeRun, others: Sequence[RecipeRun], difference: Differs, about: RunComparison) -> RunComparison:
+    """The verdict; `about`: what is compared."""
+    changes = [
+        difference([*map(math.log, mine)], [[*map(math.log, each)] for each in theirs])
+        for mine, theirs in (
+            (now.seconds, [run.seconds for run in others]), (now.calm_seconds, [run.calm_seconds for run in others])
+        )
+    ]  # fmt: skip
     calm = max((False, True), key=lambda name: changes[name][0] / changes[name][1])
     change, error = changes[calm]
     half = t_quantile(CONFIDENCE, about.runs - 1) * error
     whole = Interval(mean=math.expm1(change), low=math.expm1(change - half), high=math.expm1(change + half))
+    profiled = _if_enough([run for run in others if run.parts], others) if now.parts else []
+    parts = {
+        part: difference([each[part] for each in now.parts], [[each[part] for each in run.parts] for run in profiled])
+        for part in PARTS if profiled
+    }  # fmt: skip
+    usual = fmean(fmean(run.seconds) for run in others)
+    errors = {}
+    for part in parts:
+        seconds = fmean(run.mean_parts()[part] for run in profiled)
+        errors[part] = parts[part][1] / seconds if seconds else error
+    work, changed_calls = _work(now, _if_enough([run for run in profiled if run.calls], others), errors, difference)
     judged = dataclasses.replace(
         about, of_calm_steps=calm, slowdown=whole,
         detectable=math.expm1(half + t_quantile(POWER, about.runs - 1) * min(error for _, error in changes)),
-        part_seconds={part: difference for part, (difference, _) in parts.items()},
+        part_seconds={part: by for part, (by, _) in parts.items()},
         part_probabilities=_probabilities(parts, (usual * math.expm1(change), usual * error)) if parts else {},
+        changed_calls=changed_calls,
     )  # fmt: skip
-    part = max(parts, key=lambda name: parts[name][0] / parts[name][1], default="")
-    if judged.is_regression or not part:
-        return judged
-    share, half = parts[part][0] / usual, t_quantile(PART_CONFIDENCE, about.runs - 1) * parts[part][1] / usual
-    in_part = dataclasses.replace(
-        judged, in_part=part, of_calm_steps=False, slowdown=Interval(mean=share, low=share - half, high=share + half)
-    )
-    # Seconds that went from one part to another make no step slower.
-    return in_part if in_part.is_regression and share < whole.high else judged
+    sure = t_quantile(PART_CONFIDENCE, about.runs - 1)
+    for seconds_of, by_calls in ((work, True), (parts, False)):
+        if judged.is_regression or not seconds_of:
+            continue
+        bounds = {name: (by - sure * error, by, by + sure * error) for name, (by, error) in seconds_of.items()}
+        part = max(bounds, key=bounds.__getitem__)
+        low, mean, high = (value / usual for value in bounds[part])
+        in_part = dataclasses.replace(
+            judged, in_part=part, by_calls=by_calls, of_calm_steps=False, slowdown=Interval(mean=mean, low=low, high=high),
+            part_seconds={**judged.part_seconds, part: seconds_of[part][0]},
+        )  # fmt: skip
+        # Seconds that went from one part to another make no step slower.
+        if in_part.is_regression and mean < whole.high:
+            return in_part
+    return judged
 
 
-def _difference(now: float, earlier: Sequence[float]) -> Difference:
-    """To the mean of earlier runs, of one more of them."""
-    # Equal figures are known to the clock's resolution.
-    return now - fmean(earlier), max(math.sqrt(variance(earlier) * (1.0 + 1.0 / len(earlier))), 1e-9)
+def _if_enough(runs: Sequence[RecipeRun], others: Sequence[RecipeRun]) -> Sequence[RecipeRun]:
+    """Those of the others that can be compared with in some respect, or none if their differences cannot be judged."""
+    return runs if len(runs) >= min(FEWEST_RUNS, len(others)) else []
 
 
-def _mean(differences: Sequence[float]) -> Difference:
-    return fmean(differences), max(math.sqrt(variance(differences) / len(differences)), 1e-9)
+def _work(
+    now: RecipeRun, others: Sequence[RecipeRun], errors: Mapping[str, float], difference: Differs
+) -> tuple[dict[str, Difference], dict[str, tuple[float, float]]]:
+    """By how many seconds of a step the calls of each part differ from others', at equal seconds of a call in all runs; and
+    `RunComparison.changed_calls`. The number of calls hardly varies where their time does.
+
+    Args:
+        now: the run.
+        others: the others; none: not known.
+        errors: relative error of the seconds of each part, which that of a call's seconds is too.
+        difference: as in `_compared`.
+    """
+    work: dict[str, Difference] = {}
+    if not (now.calls and others):
+        return work, {}
+    runs = [now, *others]
+    seconds = {
+        name: fmean(run.calls[name][1] for run in runs if name in run.calls) for name in {*chain(*(run.calls for run in runs))}
+    }
+    none = [(0.0,) * len(run.seconds) for run in runs]
+    counts = {
+        name: [run.calls[name][0] if name in run.calls else none[number] for number, run in enumerate(runs)] for name in seconds
+    }
+    added = {name: difference(its[0], its[1:]) for name, its in counts.items()}
+    for part, error in errors.items():
+        own = [name for name in seconds if name.startswith(f"{part} ")]
+        mine, *theirs = (
+            [sum(seconds[name] * counts[name][run][trial] for name in own) for trial in range(len(none[run]))]
+            for run in range(len(runs))
+        )
+        by, spread = difference(mine, theirs)
+        work[part] = by, math.hypot(spread, error * sum(seconds[name] * abs(added[name][0]) for name in own))
+    sure = t_quantile(PART_CONFIDENCE, max(len(others), len(now.seconds)) - 1)
+    changed = [name for name, (by, error) in added.items() if abs(by) > sure * error]
+    changed.sort(key=lambda name: -seconds[name] * abs(added[name][0]))
+    return work, {name: (fmean(map(fmean, counts[name][1:])), fmean(counts[name][0])) for name in changed[:MOST_CALLS]}
 
 
 def _probabilities(parts: Mapping[str, Difference], whole: Difference) -> dict[str, float]:

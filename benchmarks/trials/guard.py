@@ -126,7 +126,7 @@ def pairs_rows(replays: int, draws: random.Random) -> list[list[str]]:
         drawn = draws.sample(clean, PAIRS_EACH)
         now, other = (joined([(pair[side], pair[2]) for pair in drawn]) for side in (0, 1))
         part = draws.choice(PARTS) if draws.random() < 0.5 else ""
-        judged.append(Judged(part, compare_in_turn(slowed(now, part) if part else now, other, "theirs", 0.01)))
+        judged.append(Judged(part, compare_in_turn(slowed(now, part, True) if part else now, other, "theirs", 0.01)))
     return [row_of("live, in turn", live), row_of(f"{len(judged)} replays, in turn", judged)]
 
 
@@ -137,6 +137,13 @@ def joined(trials: Sequence[tuple[RecipeRun, int]]) -> RecipeRun:
         seconds=tuple(run.seconds[index] for run, index in trials),
         calm_seconds=tuple(run.calm_seconds[index] for run, index in trials),
         parts=tuple(run.parts[index] for run, index in trials),
+        calls={
+            name: (
+                tuple(run.calls[name][0][index] if name in run.calls else 0.0 for run, index in trials),
+                fmean(run.calls[name][1] for run, _ in trials if name in run.calls),
+            )
+            for name in {name for run, _ in trials for name in run.calls}
+        },
     )
 
 
@@ -145,11 +152,11 @@ def recorded() -> list[tuple[str, RecipeRun]]:
     return [(row["planted"], from_plain(RecipeRun, row["run"])) for row in rows]
 
 
-def replay(clean: Sequence[RecipeRun], noise: float, draws: random.Random) -> Judged:
+def replay(clean: Sequence[RecipeRun], noise: float, by_calls: bool, draws: random.Random) -> Judged:
     """Draw a history and one more run from the recorded ones, with more noise, and a slowdown in half of the cases."""
     *history, now = (noisy(run, noise, draws) for run in draws.sample(clean, HISTORY + 1))
     part = draws.choice(PARTS) if draws.random() < 0.5 else ""
-    return Judged(part, compare(slowed(now, part) if part else now, history, 0.01))
+    return Judged(part, compare(slowed(now, part, by_calls) if part else now, history, 0.01))
 
 
 def noisy(run: RecipeRun, noise: float, draws: random.Random) -> RecipeRun:
@@ -157,10 +164,21 @@ def noisy(run: RecipeRun, noise: float, draws: random.Random) -> RecipeRun:
     return scaled(run, factor, dict.fromkeys(PARTS, factor))
 
 
-def slowed(run: RecipeRun, part: str) -> RecipeRun:
+def slowed(run: RecipeRun, part: str, by_calls: bool) -> RecipeRun:
+    """With a slowdown in a part; `by_calls`: by more calls of what takes longest there, else by calls that take longer."""
     mine = run.mean_parts()
-    return scaled(
-        run, 1.0 + SLOWDOWN, {name: 1.0 + SLOWDOWN * sum(mine.values()) / mine[name] * (name == part) for name in PARTS}
+    by = SLOWDOWN * sum(mine.values())
+    by_part = {name: 1.0 + by / mine[name] * (name == part) for name in PARTS}
+    slow = dataclasses.replace(scaled(run, 1.0 + SLOWDOWN, by_part), calls=run.calls)
+    names = [name for name in run.calls if name.startswith(f"{part} ")]
+    if not names or part == "data":  # a loader that sleeps calls nothing more
+        return slow
+    longest = max(names, key=lambda name: fmean(run.calls[name][0]) * run.calls[name][1])
+    counts, seconds = run.calls[longest]
+    if not by_calls:
+        return dataclasses.replace(slow, calls={**run.calls, longest: (counts, seconds + by / fmean(counts))})
+    return dataclasses.replace(
+        slow, calls={**run.calls, longest: (tuple(count + round(by / seconds) for count in counts), seconds)}
     )
 
 
@@ -170,6 +188,7 @@ def scaled(run: RecipeRun, factor: float, by_part: dict[str, float]) -> RecipeRu
         seconds=tuple(factor * value for value in run.seconds),
         calm_seconds=tuple(factor * value for value in run.calm_seconds),
         parts=tuple({name: by_part[name] * value for name, value in parts.items()} for parts in run.parts),
+        calls={name: (counts, factor * seconds) for name, (counts, seconds) in run.calls.items()},
     )
 
 
@@ -208,15 +227,17 @@ def main() -> int:
     live = [Judged(part, compare(run, clean, 0.01)) for part, run in rows[CLEAN_RUNS:]]
     draws = random.Random(2)
     every = [run for part, run in rows if not part]
-    replays = [[replay(every, noise, draws) for _ in range(arguments.replays)] for noise in NOISES]
+    kinds = [(noise, True) for noise in NOISES] + [(0.0, False)]
+    replays = [[replay(every, *kind, draws) for _ in range(arguments.replays)] for kind in kinds]
     spread = stdev(math.log(fmean(run.calm_seconds)) for run in every)
     about = (
         f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, "
         f"{len(rows[0][1].seconds)} trials each. Runs with nothing planted differ by {spread:.1%} (standard deviation). A "
         f"slowdown is {SLOWDOWN:.0%} of a step, in one part: more products, more collectives, a slower loader, or a wait of "
         f"Python. Live runs are compared with the first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one "
-        "from runs with nothing planted, adds noise between runs, and in half of the cases a slowdown. In turn: against an "
-        f"unchanged copy in another folder, {PAIRS_EACH} pairs of trials beside each other."
+        "from runs with nothing planted, adds noise between runs, and in half of the cases a slowdown, in computation and "
+        "communication by more calls of what takes longest there; in the last row the same calls take longer. In turn: against "
+        f"an unchanged copy in another folder, {PAIRS_EACH} pairs of trials beside each other."
     )
     lines = [
         "# Guard against planted slowdowns",
@@ -228,8 +249,10 @@ def main() -> int:
             [
                 row_of("live", live),
                 *(
-                    row_of(f"{len(judged)} replays, {noise:.1%} more noise", judged)
-                    for noise, judged in zip(NOISES, replays, strict=True)
+                    row_of(
+                        f"{len(judged)} replays, {noise:.1%} more noise" + ", calls that take longer" * (not by_calls), judged
+                    )
+                    for (noise, by_calls), judged in zip(kinds, replays, strict=True)
                 ),
                 *pairs_rows(arguments.replays, draws),
             ],

@@ -29,7 +29,7 @@ def rows_of(batch: Any) -> int:
     tensor = batch if isinstance(batch, torch.Tensor) else next(_tensors(batch), None)
     if tensor is None:
         raise ValueError("a batch has no tensor: its samples cannot be counted; leave micro_batch_size out of the knobs")
-    return tensor.shape[0]
+    return tensor.size(0)
 
 
 def counted(batch: Any) -> float:

@@ -76,20 +76,21 @@ class TunedSteps:
                 if self.failure is not None:
                     break
         finally:
-            self.is_running, self.part = False, _OUTSIDE
+            self.end()
 
-    def whole(self, batch: Any) -> Iterator[Any]:
-        """`run` for a batch that is the step's only micro-batch, where the step is no proof."""
+    def begin_whole(self) -> None:
+        """Begin a step of a single micro-batch that is no proof, which `run` would yield; `end` ends it."""
         self._start()
         self.part = _WHOLE
-        self._synchronize(True)
-        try:
-            yield batch
-        finally:
-            self.is_running, self.part = False, _OUTSIDE
+        if self._synchronizes is not True:
+            self._synchronize(True)
 
     def _start(self) -> None:
         self.failure, self.is_running, self._has_backward, self._has_updated = None, True, False, False
+
+    def end(self) -> None:
+        """The step has ended, whole or not."""
+        self.is_running, self.part = False, _OUTSIDE
 
     @property
     def _defers(self) -> bool:
@@ -111,14 +112,17 @@ class TunedSteps:
 
     def backward(self, loss: torch.Tensor, call: Callable[[torch.Tensor], Any] | None = None) -> None:
         """The backward pass of a micro-batch with its weight in the step."""
-        scaled = loss * self.part.weight if self.part.weight != 1.0 else loss
+        weight = self.part.weight
+        scaled = loss if weight == 1.0 else loss * weight
         if call is not None:
             call(scaled)
         elif self.is_deepspeed:
             self.model.backward(scaled, scale_wrt_gas=False)
         else:
             scaled.backward()  # type: ignore[no-untyped-call]
-        self.note_backward()
+        self._has_backward = True
+        if self.is_proof:
+            self.note_backward()
 
     def note_backward(self) -> None:
         """A backward pass of the present micro-batch has ended."""
@@ -137,10 +141,8 @@ class TunedSteps:
         if not all(self.agreement.gathered(error is None)):
             raise error or _StepFailedError
 
-    def guard(self, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def guard(self, error: BaseException, trace: TracebackType | None) -> bool:
         """At the end of a `with` block: note a failure that can be undone, and suppress it."""
-        if error is None:
-            return False
         if self._is_evaluating:
             if is_out_of_memory(error):
                 self.failure = error.with_traceback(None)

@@ -26,9 +26,17 @@ from executor.measurement.memory import (
     reset_peak_resident_set,
 )
 from executor.measurement.meter import Line, Meter, OwnTime, trace_steps
-from executor.measurement.timeline import PARTS, part_seconds
+from executor.measurement.timeline import step_profile
 from executor.measurement.timing import has_trend, steady_steps
-from executor.measurement.trial_report import TimedSteps, Trial, gather_numbers, is_enough, report, window_of_warm_up
+from executor.measurement.trial_report import (
+    TimedSteps,
+    Trial,
+    gather_numbers,
+    gather_plain,
+    is_enough,
+    report,
+    window_of_warm_up,
+)
 from executor.trial.extrapolation import (
     at_full_depth,
     at_point,
@@ -43,9 +51,10 @@ from executor.trial.reference import plain_losses
 from search_spaces.knob import segments_may_grow
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
+from search_spaces.plain import from_plain, to_plain
 from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.training.data_schedule import useful_samples
-from search_spaces.trial import REFERENCE_STEPS, TRACE_FILE, Progress, TrialRequest, TrialResult
+from search_spaces.trial import REFERENCE_STEPS, TRACE_FILE, Progress, StepProfile, TrialRequest, TrialResult
 
 ENGINES: dict[str, Engine] = {
     "native": NativeEngine(),
@@ -155,12 +164,9 @@ def _with_parts(trial: Trial, session: EngineSession, result: TrialResult) -> Tr
         path = Path(folder) / "trace.json"
         session.prepare(trial.step)
         trace_steps(session.train_step, trial.context.device, path, count)
-        mine = part_seconds(path, count)
-    rows = gather_numbers(trial.context, [mine[part] for part in PARTS])
-    parts = (dict(zip(PARTS, row, strict=True)) for row in rows)
-    return replace(
-        result, ranks=tuple(replace(rank, part_seconds=mine) for rank, mine in zip(result.ranks, parts, strict=True))
-    )
+        mine = to_plain(step_profile(path, count))
+    profiles = (from_plain(StepProfile, plain) for plain in gather_plain(trial.context, mine))
+    return replace(result, ranks=tuple(replace(rank, profile=its) for rank, its in zip(result.ranks, profiles, strict=True)))
 
 
 def _with_checkpoint(trial: Trial, session: EngineSession, result: TrialResult) -> TrialResult:

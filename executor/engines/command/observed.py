@@ -12,7 +12,8 @@ from typing import Any
 
 from executor.engines.command import probe
 from executor.engines.command.readings import ReportFile
-from executor.measurement.timeline import part_seconds
+from executor.measurement.timeline import step_profile
+from search_spaces.trial import StepProfile
 
 PROBE_FOLDER = "probe"
 """Folder of the probe and of its files, in that of the rank's trial."""
@@ -221,10 +222,10 @@ class ObservedWork:
         samples = self.timed.samples_of_step()
         return None if samples is None else samples * self.started_ranks
 
-    def part_seconds(self, steps: int) -> dict[str, float] | None:
+    def step_profile(self, steps: int) -> StepProfile | None:
         """What a profiled step consists of, of the process that waits least for others; None: none was profiled."""
-        profiles = [part_seconds(path, steps) for path in self.folder.glob("profile-*.json")]
-        return min(profiles, key=lambda parts: parts["communication"], default=None)
+        profiles = [step_profile(path, steps) for path in self.folder.glob("profile-*.json")]
+        return min(profiles, key=lambda profile: profile.seconds["communication"], default=None)
 
     def summaries(self, reports: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
         """`ProcessWork.summary` of each process that is a rank; else of the first that took a step."""

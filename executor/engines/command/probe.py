@@ -355,7 +355,7 @@ class Probe:
     def profile(self, ends: bool) -> None:
         """Start the profiler if it does not run, or end it and write its trace."""
         if self.profiler is None and not ends:
-            self.profiler = self.torch.profiler.profile(acc_events=True)
+            self.profiler = self.torch.profiler.profile(record_shapes=True, acc_events=True)
             self.profiler.start()
         elif self.profiler is not None and ends:
             self.profiler.stop()

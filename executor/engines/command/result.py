@@ -36,7 +36,7 @@ from search_spaces.outcome import Outcome
 from search_spaces.patterns import compiled
 from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in, samples_of_step, waiting_text
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.trial import Interval, RankMeasurement, TrialRequest, TrialResult
+from search_spaces.trial import Interval, RankMeasurement, StepProfile, TrialRequest, TrialResult
 
 SHORTEST_CLOCK = 1.0
 """Seconds of log lines from which their times are compared with the clock: a rank reads them ten times a second."""
@@ -89,7 +89,7 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "resident": watch.tree.peak_bytes,
         "reserved": readings.reserved_bytes,
         "cpu": watch.tree.cpu_seconds / max(readings.count, 1),
-        "parts": watch.work.part_seconds(watch.profiled_steps),
+        "profile": to_plain(watch.work.step_profile(watch.profiled_steps)),
     }
 
 
@@ -378,7 +378,7 @@ def _rank(row: Facts) -> RankMeasurement:
         collectives=(),
         reserved_bytes=row["reserved"],
         data_wait_seconds=row["waited"],
-        part_seconds=row["parts"],
+        profile=from_plain(StepProfile, row["profile"]) if row["profile"] else None,
     )
 
 

@@ -60,6 +60,7 @@ def test_a_recipe_is_guarded(swept: Answer, command: Command, folder: Path) -> N
     assert (document["runs"], document["slowdown"]) == (0, None)
     run = document["now"]
     assert sum(run["parts"][0].values()) > 0
+    assert any(name.startswith("compute aten::") and counts == [counts[0]] * 2 for name, (counts, _) in run["calls"].items())
     assert json.loads((folder / "history.jsonl").read_text()) == run
     fast = {**run, **{name: [value / 10 for value in run[name]] for name in ("seconds", "calm_seconds")}}
     fast["parts"] = [{part: value / 10 for part, value in parts.items()} for parts in run["parts"]]

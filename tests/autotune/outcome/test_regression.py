@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from autotune.errors import RequestError
-from autotune.outcome.regression import RecipeRun, add_run, compare, compare_in_turn, junit, read_history
+from autotune.outcome.regression import RecipeRun, RunComparison, add_run, compare, compare_in_turn, junit, read_history
 from executor.measurement.timeline import PARTS
 
 SHARES = {"compute": 0.6, "communication": 0.2, "data": 0.05, "host": 0.15}
@@ -68,6 +68,60 @@ def test_a_part_shows_a_slowdown_that_the_whole_step_hides() -> None:
             assert f"by its {part}, a step is" in slow.lines()[0]
         alarms += compare(noisy_run(draws), history, 0.01).is_regression
     assert alarms <= 4
+
+
+PRODUCT = "compute aten::mm [[512, 512], [512, 512]]"
+SUM = "communication gloo:all_reduce"
+
+
+def calling(run: RecipeRun, draws: random.Random, **more: float) -> RecipeRun:
+    """The run with what it calls, and by how many calls more; seconds of a call vary by 5 %."""
+    calls = {PRODUCT: (60.0, 0.001), SUM: (10.0, 0.002)}
+    trials = len(run.seconds)
+    for name in more:
+        calls[name] = (calls.get(name, (0.0, 0.0))[0] + more[name], calls.get(name, (0.0, 0.0005))[1])
+    return dataclasses.replace(run, calls={
+        name: ((count,) * trials, seconds * (1 + draws.gauss(0, 0.05))) for name, (count, seconds) in calls.items()
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("is_in_turn", [False, True])
+def test_more_calls_are_found_where_the_time_of_a_step_varies_too_much(is_in_turn: bool) -> None:
+    draws = random.Random(8)
+
+    def verdict(now: RecipeRun, usual: list[RecipeRun]) -> RunComparison:
+        return compare_in_turn(now, usual[0], "../main", 0.01) if is_in_turn else compare(now, usual, 0.01)
+
+    for name in (PRODUCT, SUM, "compute aten::exp [[512]]"):
+        more = {PRODUCT: 5.0, SUM: 2.5}.get(name, 10.0)  # 5 % of a step each
+        history = [calling(run_of(draws, noise=0.03), draws) for _ in range(12)]
+        found = verdict(calling(run_of(draws, name.split()[0], noise=0.03), draws, **{name: more}), history)
+        assert found.is_regression
+        assert found.part == name.split()[0]
+        assert found.by_calls or not found.in_part
+        before = 60.0 if name == PRODUCT else 10.0 if name == SUM else 0.0
+        assert found.changed_calls == {name: (before, before + more)}
+        assert f"calls in a step: {name}: {before:.4g} -> {before + more:.4g}" in found.lines()
+    equal = verdict(calling(run_of(draws, noise=0.03), draws), history)
+    assert (equal.is_regression, equal.changed_calls) == (False, {})
+
+
+def test_calls_that_replace_others_at_the_same_cost_are_no_regression_but_named() -> None:
+    draws = random.Random(9)
+    for _ in range(50):
+        history = [calling(run_of(draws, noise=0.03), draws) for _ in range(12)]
+        now = calling(run_of(draws, noise=0.03), draws, **{PRODUCT: -30.0, "compute fused": 60.0})
+        same = compare(now, history, 0.01)
+        assert not same.by_calls
+        assert same.changed_calls == {PRODUCT: (60.0, 30.0), "compute fused": (0.0, 60.0)}
+        assert f"calls in a step: {PRODUCT}: 60 -> 30" in same.lines()
+
+
+def test_calls_whose_number_varies_from_run_to_run_are_no_regression() -> None:
+    draws = random.Random(10)
+    runs = [calling(run_of(draws, noise=0.03), draws, **{PRODUCT: draws.gauss(0.0, 5.0)}) for _ in range(113)]
+    for number in range(100):
+        assert not compare(runs[number], runs[number + 1 : number + 13], 0.01).in_part
 
 
 def in_turn(draws: random.Random, slow: str) -> tuple[RecipeRun, RecipeRun]:
