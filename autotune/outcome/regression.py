@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -51,7 +52,7 @@ class RecipeRun:
     parts: tuple[dict[str, float], ...] = ()
     """Seconds of a profiled step by part, of each trial: of the rank that waited least. Empty: not known."""
     calls: dict[str, tuple[tuple[float, ...], float]] = field(default_factory=dict)
-    """What that rank calls (`StepProfile.calls`) -> how often in a step, of each trial, and mean seconds of a call."""
+    """What ranks call (`StepProfile.calls`) -> how often in a step, on average, of each trial; and mean seconds of a call."""
 
     def mean_parts(self) -> dict[str, float]:
         """Mean seconds by part."""
@@ -137,9 +138,8 @@ def run_of(results: Sequence[TrialResult], **facts: Any) -> RecipeRun:
     environment = results[0].environment
     names = ("python", "torch", "cuda", "nccl", "variables")
     per_trial = [[rank.profile for rank in result.ranks if rank.profile] for result in results]
-    profiles = [min(ranks, key=lambda profile: profile.seconds["communication"]) for ranks in per_trial if ranks]
-    if len(profiles) < len(results):
-        profiles = []
+    if not all(per_trial):
+        per_trial = []
     return RecipeRun(
         machine=f"{len(results[0].ranks)} x {environment.get('device', '')}, {environment.get('cores', '')} cores",
         versions={name: environment[name] for name in names if name in environment},
@@ -147,19 +147,20 @@ def run_of(results: Sequence[TrialResult], **facts: Any) -> RecipeRun:
         calm_seconds=tuple(
             fmean(sorted(result.step_seconds)[: (len(result.step_seconds) + 1) // 2]) for result in results
         ),
-        parts=tuple(profile.seconds for profile in profiles),
+        parts=tuple(min((rank.seconds for rank in ranks), key=itemgetter("communication")) for ranks in per_trial),
         calls={
-            name: _priced([profile.calls.get(name, (0.0, 0.0)) for profile in profiles])
-            for name in sorted({name for profile in profiles for name in profile.calls})
+            name: _priced([[rank.calls.get(name, (0.0, 0.0)) for rank in ranks] for ranks in per_trial])
+            for name in sorted({name for ranks in per_trial for rank in ranks for name in rank.calls})
         },
         **facts,
     )  # fmt: skip
 
 
-def _priced(calls: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], float]:
-    """Calls in each trial, and mean seconds of one of them."""
-    counts = tuple(count for count, _ in calls)
-    return counts, sum(count * seconds for count, seconds in calls) / sum(counts)
+def _priced(trials: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, ...], float]:
+    """Mean calls of a rank in each trial, and mean seconds of one of them."""
+    every = [call for ranks in trials for call in ranks]
+    seconds = sum(count * seconds for count, seconds in every) / sum(count for count, _ in every)
+    return tuple(fmean(count for count, _ in ranks) for ranks in trials), seconds
 
 
 def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> RunComparison:

@@ -53,8 +53,8 @@ it; all others train in float64.
 Loops of a small language model on two ranks, in which the user's setting is a micro-batch of 2 and four of them in a step.
 Offline, every setting of the run is measured in turn, {block} steps at a time, in {rounds_offline} rounds, without starting the
 program anew. Then the run has the best of them from its first step on, and then it tunes itself. Where it has chosen another
-setting, both are measured again, in {rounds_pair} turns each: the least of many measured times is too low by chance. Three
-figures are those of three seeds; all loops run with one seed before the next.
+setting, both are measured again, in {rounds_pair} turns each: the least of many measured times is too low by chance. Figures
+are those of {seeds} seeds; all loops run with one seed before the next.
 
 {scripts}
 
@@ -208,7 +208,7 @@ def main() -> None:
     text = TEXT.format(
         simulated=figures, verdict=verdict, changes=changes(results, options.schedules), events=events(results, options.events),
         libraries=libraries(results, options.library_schedules), scripts=scripts(results, options.seeds, options.steps),
-        block=BLOCK, rounds_offline=ROUNDS, rounds_pair=PAIR_ROUNDS,
+        seeds=options.seeds, block=BLOCK, rounds_offline=ROUNDS, rounds_pair=PAIR_ROUNDS,
         overhead=f"{1e6 * middle:.1f} [{1e6 * low:.1f}, {1e6 * high:.1f}]", share=middle / 0.01, turns=TURNS, steps_each=STEPS,
     )  # fmt: skip
     PAGE.write_text(text, encoding="utf-8")

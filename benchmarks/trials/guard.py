@@ -177,9 +177,7 @@ def slowed(run: RecipeRun, part: str, by_calls: bool) -> RecipeRun:
     counts, seconds = run.calls[longest]
     if not by_calls:
         return dataclasses.replace(slow, calls={**run.calls, longest: (counts, seconds + by / fmean(counts))})
-    return dataclasses.replace(
-        slow, calls={**run.calls, longest: (tuple(count + round(by / seconds) for count in counts), seconds)}
-    )
+    return dataclasses.replace(slow, calls={**run.calls, longest: (tuple(count + by / seconds for count in counts), seconds)})
 
 
 def scaled(run: RecipeRun, factor: float, by_part: dict[str, float]) -> RecipeRun:

@@ -80,9 +80,10 @@ def _calls(events: Sequence[tuple[Mapping[str, Any], str]], on_device: bool, ste
         name = f"{part} {event['name']} {sizes}".rstrip()
         calls[name] += 1
         microseconds[name] += event["dur"]
-        if around:
-            microseconds[around[-1][2]] -= event["dur"]
-        around.append((event["ts"] + event["dur"], part, name))
+        end = event["ts"] + event["dur"]
+        if around:  # an annotation may begin in a call and end after it
+            microseconds[around[-1][2]] -= min(end, around[-1][0]) - event["ts"]
+        around.append((end, part, name))
     return {name: (count / steps, microseconds[name] / count / 1e6) for name, count in calls.items()}
 
 
