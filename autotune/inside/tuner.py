@@ -26,8 +26,6 @@ from search_spaces.knob import Value
 _log = logging.getLogger(__name__)
 MEETING_SECONDS = 5.0
 """Seconds between two looks of all ranks at whether the search starts again."""
-
-
 MOST_QUIET = 256
 """Steps whose times the schedule gets at once when nothing is tuned: its code is then cold only once for all of them."""
 
@@ -186,13 +184,12 @@ class InRunTuner:
         Raises:
             RequestError: the call would step DeepSpeed's engine.
         """
-        steps = self._steps
         if call is not None:
-            if steps.is_deepspeed:
+            if self._steps.is_deepspeed:
                 remedy = "call tuner.backward(loss) and engine.step() with the engine of deepspeed.initialize"
                 raise RequestError("model", "is DeepSpeed's engine, which the other library steps in backward passes", remedy)
             loss = loss * _divisor(call)
-        steps.backward(loss, call)
+        self._steps.backward(loss, call)
 
     def in_library_loop(self) -> None:
         """The loop is a library's: an update that fails is run again at once, because its samples cannot come again."""

@@ -73,7 +73,7 @@ class RunComparison:
     """The part that is surely slower by the spread of its own seconds, or surely calls more, where the step as a whole is not
     surely slower; `slowdown` is then its seconds relative to the step. Empty: `slowdown` is that of the step."""
     by_calls: bool = False
-    """Whether these seconds are those of more calls, at what a call takes."""
+    """Whether these seconds are those of more calls, at what a call takes, if nothing overlaps it."""
     of_calm_steps: bool = False
     """Whether it is that of the faster half of the steps, and not that of their mean: the one that is more certain."""
     detectable: float | None = None
@@ -114,6 +114,10 @@ class RunComparison:
         others = f"{self.folder} ({self.runs} pairs of trials in turn)" if self.folder else f"{self.runs} earlier runs"
         text = f"{verdict}: {steps} is {abs(self.slowdown.mean):.1%} {change} than in {others}"
         lines = [f"{text} [{self.slowdown.low:+.1%}, {self.slowdown.high:+.1%}]"]
+        if self.by_calls:
+            lines.append(
+                "this is what the calls take in profiled steps, if nothing overlaps them; the time of a step is too uncertain"
+            )
         if not self.is_regression and self.slowdown.low > 0.0:
             return [*lines, f"it is within the tolerance of {self.tolerance:.1%} (--tolerance)", *self._changes()]
         if not self.is_regression:
@@ -226,7 +230,7 @@ def _compared(now: RecipeRun, others: Sequence[RecipeRun], difference: Differs, 
     errors = {}
     for part in parts:
         seconds = fmean(run.mean_parts()[part] for run in profiled)
-        errors[part] = parts[part][1] / seconds if seconds else error
+        errors[part] = parts[part][1] / seconds if seconds else error  # nobody knows more of a part that never took any
     work, changed_calls = _work(now, _if_enough([run for run in profiled if run.calls], others), errors, difference)
     judged = dataclasses.replace(
         about, of_calm_steps=calm, slowdown=whole,
@@ -235,9 +239,11 @@ def _compared(now: RecipeRun, others: Sequence[RecipeRun], difference: Differs, 
         part_probabilities=_probabilities(parts, (usual * math.expm1(change), usual * error)) if parts else {},
         changed_calls=changed_calls,
     )  # fmt: skip
+    if judged.is_regression:
+        return judged
     sure = t_quantile(PART_CONFIDENCE, about.runs - 1)
     for seconds_of, by_calls in ((work, True), (parts, False)):
-        if judged.is_regression or not seconds_of:
+        if not seconds_of:
             continue
         bounds = {name: (by - sure * error, by, by + sure * error) for name, (by, error) in seconds_of.items()}
         part = max(bounds, key=bounds.__getitem__)

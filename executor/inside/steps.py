@@ -82,8 +82,7 @@ class TunedSteps:
         """Begin a step of a single micro-batch that is no proof, which `run` would yield; `end` ends it."""
         self._start()
         self.part = _WHOLE
-        if self._synchronizes is not True:
-            self._synchronize(True)
+        self._synchronize(True)
 
     def _start(self) -> None:
         self.failure, self.is_running, self._has_backward, self._has_updated = None, True, False, False
@@ -120,9 +119,7 @@ class TunedSteps:
             self.model.backward(scaled, scale_wrt_gas=False)
         else:
             scaled.backward()  # type: ignore[no-untyped-call]
-        self._has_backward = True
-        if self.is_proof:
-            self.note_backward()
+        self.note_backward()
 
     def note_backward(self) -> None:
         """A backward pass of the present micro-batch has ended."""

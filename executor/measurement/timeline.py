@@ -39,8 +39,7 @@ def step_profile(path: Path, steps: int) -> StepProfile:
     events = [event for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if event.get("ph") == "X"]
     whole = next(event for event in events if event.get("cat") == "Trace")
     on_device = any(event.get("cat") == "kernel" for event in events)
-    known = [(event, _part(event, on_device)) for event in events]
-    belonging = [(event, part) for event, part in known if part is not None]
+    belonging = [(event, part) for event in events if (part := _part(event, on_device)) is not None]
     return StepProfile(seconds=_seconds(whole, belonging, on_device, steps), calls=_calls(belonging, on_device, steps))
 
 

@@ -99,6 +99,7 @@ def test_more_calls_are_found_where_the_time_of_a_step_varies_too_much(is_in_tur
         assert found.is_regression
         assert found.part == name.split()[0]
         assert found.by_calls or not found.in_part
+        assert found.by_calls == ("if nothing overlaps them" in found.lines()[1])
         before = 60.0 if name == PRODUCT else 10.0 if name == SUM else 0.0
         assert found.changed_calls == {name: (before, before + more)}
         assert f"calls in a step: {name}: {before:.4g} -> {before + more:.4g}" in found.lines()
