@@ -135,8 +135,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     "measurement/timeline.py": (
         ("_part", ("tests/executor/measurement/test_timeline.py::test_with_a_device_only_its_kernels_compute",),
          "NCCL's kernels have these names", ()),
-        ("_calls", ("tests/executor/measurement/test_timeline.py::test_calls_on_a_device_are_its_kernels",),
-         "kernels have their grids", ()),
     ),
     "dry/mode.py": (
         ("DryMode.running", _FOR_CUDA,
