@@ -23,7 +23,7 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig, stable_hash
 
-PROFILED_STEPS = 3
+PROFILED_STEPS = 8
 """Steps of each trial that are divided into parts."""
 
 
